@@ -1,5 +1,5 @@
 # jemalloc_private: jemalloc of our own (je_ prefix, position independent, linked statically); include <jemalloc/jemalloc.h>.
-# Taken from -DFCDP_JEMALLOC_DIR=folder, else from where cmake/jemalloc.sh says, which builds it once when it is not there.
+# Taken from -DFCDP_JEMALLOC_DIR=folder, else from where cmake/private_library.sh says, which builds it once when it is not there.
 #
 # Whatever shared library it ends up in must keep its symbols inside (a version script), and is never unloaded, because
 # jemalloc leaves fork handlers and thread-exit hooks behind.
@@ -7,10 +7,10 @@
 set(FCDP_JEMALLOC_DIR "" CACHE PATH "A folder with include/jemalloc/jemalloc.h and lib/libjemalloc_pic.a; empty: build one")
 set(_jemalloc_dir "${FCDP_JEMALLOC_DIR}")
 if(NOT _jemalloc_dir)
-  execute_process(COMMAND bash "${CMAKE_CURRENT_LIST_DIR}/jemalloc.sh" OUTPUT_VARIABLE _jemalloc_dir
+  execute_process(COMMAND bash "${CMAKE_CURRENT_LIST_DIR}/private_library.sh" jemalloc OUTPUT_VARIABLE _jemalloc_dir
                   OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE _jemalloc_failed)
   if(_jemalloc_failed)
-    message(FATAL_ERROR "No private jemalloc: cmake/jemalloc.sh says above why and what to do. "
+    message(FATAL_ERROR "No private jemalloc: cmake/private_library.sh says above why and what to do. "
                         "Or point -DFCDP_JEMALLOC_DIR (or the environment's FCDP_JEMALLOC) at a build of it.")
   endif()
 endif()

@@ -1,12 +1,13 @@
 #!/bin/bash
 # cmake/zig.sh ARCH: zig's C compiler (PyPI: ziglang) as a tool chain for glibc 2.28 on ARCH, x86_64 or aarch64. Prints the folder
-# that holds it, build/zig-ARCH: toolchain.cmake for CMake; cc, ar and ranlib for the rest; jemalloc, a link to one built with them.
+# that holds it, build/zig-ARCH: toolchain.cmake for CMake; cc, ar and ranlib for the rest; jemalloc and liburing, links to ones built
+# with them.
 #
 # Why zig: a program runs with the glibc that it was linked against and later ones, and a distribution has only its own. zig brings the
 # symbols of every glibc and compiles for every architecture.
 #
 # PYTHON      a Python that has ziglang (default: python3)
-# FCDP_CACHE  where zig keeps the parts of the C library that it has compiled (as cmake/jemalloc.sh)
+# FCDP_CACHE  where zig keeps the parts of the C library that it has compiled (as cmake/private_library.sh)
 set -euo pipefail
 
 GLIBC=2.28                                # that of manylinux_2_28, torch's own tag
@@ -62,11 +63,14 @@ set(CMAKE_MODULE_LINKER_FLAGS_INIT -s)
 set(CMAKE_SHARED_LINKER_FLAGS_INIT -s)
 set(Xxhash_INCLUDE_DIR "$dir/include" CACHE PATH "")
 set(FCDP_JEMALLOC_DIR "$dir/jemalloc" CACHE PATH "")
+set(FCDP_LIBURING_DIR "$dir/liburing" CACHE PATH "")
 set(FCDP_UNWINDER "$dir/libgcc_s.so.1" CACHE FILEPATH "")
 END
 cmp -s "$dir/toolchain.cmake.new" "$dir/toolchain.cmake" || cp "$dir/toolchain.cmake.new" "$dir/toolchain.cmake"
 
-[ "$arch" = "$(uname -m)" ] || unset FCDP_JEMALLOC      # which is this machine's
-jemalloc=$(CC="$dir/cc" AR="$dir/ar" RANLIB="$dir/ranlib" bash "$here/jemalloc.sh" --target "$arch-linux-gnu" "$GLIBC")
-ln -sfn "$jemalloc" "$dir/jemalloc"
+[ "$arch" = "$(uname -m)" ] || unset FCDP_JEMALLOC FCDP_LIBURING      # which are this machine's
+for library in jemalloc liburing; do
+    folder=$(CC="$dir/cc" AR="$dir/ar" RANLIB="$dir/ranlib" bash "$here/private_library.sh" $library --target "$arch-linux-gnu" "$GLIBC")
+    ln -sfn "$folder" "$dir/$library"
+done
 echo "$dir"

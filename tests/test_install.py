@@ -17,12 +17,13 @@ IMPORTS = "import fcdp._fcdp, fcdp_memtrace._trace; print(fcdp._fcdp.__file__)"
 
 
 def environment(**settings):
-    """The caller's, without what it says of builds. The private jemalloc is the one that the set-up has built, if any."""
+    """The caller's, without what it says of builds. Private libraries are those that the set-up has built, if any."""
     ours = ("FCDP", "SKBUILD", "CMAKE", "CFLAGS", "CPPFLAGS", "LDFLAGS", "CONDA", "CC")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours) or name == "FCDP_CACHE"}
-    jemalloc = ROOT / "build" / f"zig-{platform.machine()}" / "jemalloc"
-    if jemalloc.exists():
-        env["FCDP_JEMALLOC"] = str(jemalloc)
+    for library in ("jemalloc", "liburing"):
+        folder = ROOT / "build" / f"zig-{platform.machine()}" / library
+        if folder.exists():
+            env[f"FCDP_{library.upper()}"] = str(folder)
     return env | settings
 
 

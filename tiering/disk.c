@@ -7,12 +7,20 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <liburing.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
+
+#ifdef FCDP_HAVE_LIBURING
+#include <liburing.h>
+#else
+struct io_uring {
+    int none;
+};
+#endif
 
 enum { REGISTERED_BUFFERS = 64 };
 static const size_t REGISTERED_BYTES = (size_t)1 << 30; /* the most of one that the kernel takes */
@@ -29,6 +37,87 @@ struct fcdp_disk {
 
 int64_t (*fcdp__disk_fault)(const fcdp_disk_block *block, int64_t result);
 bool fcdp__disk_without_uring;
+
+/* ---- the ring ---- */
+
+#ifdef FCDP_HAVE_LIBURING
+
+/* 0, or a negative errno. */
+static int ring_open(fcdp_disk *disk) {
+    int error = fcdp__disk_without_uring ? -EPERM : io_uring_queue_init(FCDP_DISK_DEPTH, &disk->ring, 0);
+    disk->uring = !error;
+    disk->registered = !error && !io_uring_register_buffers_sparse(&disk->ring, REGISTERED_BUFFERS);
+    return error;
+}
+
+static void ring_close(fcdp_disk *disk) {
+    if (disk->uring) io_uring_queue_exit(&disk->ring);
+}
+
+static bool ring_register(fcdp_disk *disk, int index, struct iovec memory) {
+    return io_uring_register_buffers_update_tag(&disk->ring, (unsigned)index, &memory, NULL, 1) == 1;
+}
+
+static void ring_ask(fcdp_disk *disk, fcdp_disk_block *block) {
+    char *at = block->at + block->done;
+    unsigned bytes = (unsigned)(block->bytes - block->done);
+    uint64_t offset = block->offset + block->done;
+    struct io_uring_sqe *sqe = io_uring_get_sqe(&disk->ring); /* there is one: at most DEPTH are under way */
+    FCDP_CHECK(0, sqe);
+    if (block->buffer >= 0 && block->writes)
+        io_uring_prep_write_fixed(sqe, disk->fd, at, bytes, offset, block->buffer);
+    else if (block->buffer >= 0)
+        io_uring_prep_read_fixed(sqe, disk->fd, at, bytes, offset, block->buffer);
+    else if (block->writes)
+        io_uring_prep_write(sqe, disk->fd, at, bytes, offset);
+    else
+        io_uring_prep_read(sqe, disk->fd, at, bytes, offset);
+    io_uring_sqe_set_data(sqe, block);
+}
+
+/* What was asked for and not handed over yet is handed over with the wait. A ring that fails as such ends no
+ * block any more, and the kernel may still write: nothing can go on. */
+static int64_t ring_await(fcdp_disk *disk, fcdp_disk_block **block_out) {
+    struct io_uring_cqe *cqe;
+    int error;
+    do error = io_uring_submit_and_wait(&disk->ring, 1);
+    while (error == -EINTR || error == -EAGAIN || error == -EBUSY);
+    if (error >= 0) error = io_uring_wait_cqe(&disk->ring, &cqe);
+    while (error == -EINTR) error = io_uring_wait_cqe(&disk->ring, &cqe);
+    FCDP_CHECK(0, error >= 0);
+    int64_t result = cqe->res;
+    *block_out = io_uring_cqe_get_data(cqe);
+    io_uring_cqe_seen(&disk->ring, cqe);
+    return result;
+}
+
+#else /* a build without liburing: `uring` is never set */
+
+static int ring_open(fcdp_disk *disk) {
+    (void)disk;
+    return -ENOSYS;
+}
+
+static void ring_close(fcdp_disk *disk) {
+    (void)disk;
+}
+
+static bool ring_register(fcdp_disk *disk, int index, struct iovec memory) {
+    (void)disk, (void)index, (void)memory;
+    return false;
+}
+
+static void ring_ask(fcdp_disk *disk, fcdp_disk_block *block) {
+    (void)disk, (void)block;
+}
+
+static int64_t ring_await(fcdp_disk *disk, fcdp_disk_block **block_out) {
+    (void)disk, (void)block_out;
+    FCDP_CHECK(0, false);
+    return 0;
+}
+
+#endif
 
 /* ---- the file ---- */
 
@@ -66,10 +155,8 @@ fcdp_status fcdp__disk_open(const char *dir, fcdp_disk **disk_out) {
         free(disk);
         return dir_fail(dir);
     }
-    int error = fcdp__disk_without_uring ? -EPERM : io_uring_queue_init(FCDP_DISK_DEPTH, &disk->ring, 0);
-    disk->uring = !error;
-    if (error) lacks(disk, "the kernel refuses io_uring: one read or write at a time", -error);
-    disk->registered = !error && !io_uring_register_buffers_sparse(&disk->ring, REGISTERED_BUFFERS);
+    int error = ring_open(disk);
+    if (error) lacks(disk, "no io_uring, so one block is read or written at a time", -error);
     *disk_out = disk;
     return FCDP_OK;
 }
@@ -77,7 +164,7 @@ fcdp_status fcdp__disk_open(const char *dir, fcdp_disk **disk_out) {
 void fcdp__disk_close(fcdp_disk *disk) {
     if (!disk) return;
     FCDP_CHECK(1, disk->n == 0);
-    if (disk->uring) io_uring_queue_exit(&disk->ring);
+    ring_close(disk);
     close(disk->fd);
     free(disk);
 }
@@ -98,8 +185,7 @@ fcdp_status fcdp__disk_reserve(fcdp_disk *disk, uint64_t offset, size_t bytes) {
 int fcdp__disk_register(fcdp_disk *disk, int index, char *at, size_t bytes) {
     struct iovec memory = {at, bytes};
     if (!disk->registered || index < 0 || index >= REGISTERED_BUFFERS || bytes > REGISTERED_BYTES) return -1;
-    return io_uring_register_buffers_update_tag(&disk->ring, (unsigned)index, &memory, NULL, 1) == 1 ? index
-                                                                                                       : -1;
+    return ring_register(disk, index, memory) ? index : -1;
 }
 
 /* ---- blocks ---- */
@@ -109,26 +195,13 @@ bool fcdp__disk_has_room(const fcdp_disk *disk) {
 }
 
 static void ask(fcdp_disk *disk, fcdp_disk_block *block) {
-    char *at = block->at + block->done;
-    unsigned bytes = (unsigned)(block->bytes - block->done);
-    uint64_t offset = block->offset + block->done;
-    if (!disk->uring) {
-        block->next = NULL;
-        *disk->last = block;
-        disk->last = &block->next;
+    if (disk->uring) {
+        ring_ask(disk, block);
         return;
     }
-    struct io_uring_sqe *sqe = io_uring_get_sqe(&disk->ring); /* there is one: at most DEPTH are under way */
-    FCDP_CHECK(0, sqe);
-    if (block->buffer >= 0 && block->writes)
-        io_uring_prep_write_fixed(sqe, disk->fd, at, bytes, offset, block->buffer);
-    else if (block->buffer >= 0)
-        io_uring_prep_read_fixed(sqe, disk->fd, at, bytes, offset, block->buffer);
-    else if (block->writes)
-        io_uring_prep_write(sqe, disk->fd, at, bytes, offset);
-    else
-        io_uring_prep_read(sqe, disk->fd, at, bytes, offset);
-    io_uring_sqe_set_data(sqe, block);
+    block->next = NULL;
+    *disk->last = block;
+    disk->last = &block->next;
 }
 
 void fcdp__disk_begin(fcdp_disk *disk, fcdp_disk_block *block) {
@@ -151,26 +224,10 @@ static int64_t first_do(fcdp_disk *disk, fcdp_disk_block **block_out) {
     return n < 0 ? -errno : n;
 }
 
-/* What was asked for and not handed over yet is handed over with the wait. A ring that fails as such ends no
- * block any more, and the kernel may still write: nothing can go on. */
-static int64_t any_await(fcdp_disk *disk, fcdp_disk_block **block_out) {
-    struct io_uring_cqe *cqe;
-    int error;
-    do error = io_uring_submit_and_wait(&disk->ring, 1);
-    while (error == -EINTR || error == -EAGAIN || error == -EBUSY);
-    if (error >= 0) error = io_uring_wait_cqe(&disk->ring, &cqe);
-    while (error == -EINTR) error = io_uring_wait_cqe(&disk->ring, &cqe);
-    FCDP_CHECK(0, error >= 0);
-    int64_t result = cqe->res;
-    *block_out = io_uring_cqe_get_data(cqe);
-    io_uring_cqe_seen(&disk->ring, cqe);
-    return result;
-}
-
 fcdp_disk_block *fcdp__disk_end(fcdp_disk *disk) {
     while (disk->n > 0) {
         fcdp_disk_block *block;
-        int64_t result = disk->uring ? any_await(disk, &block) : first_do(disk, &block);
+        int64_t result = disk->uring ? ring_await(disk, &block) : first_do(disk, &block);
         if (fcdp__disk_fault) result = fcdp__disk_fault(block, result);
         if (result == -EINTR || result == -EAGAIN) {
             ask(disk, block);

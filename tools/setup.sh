@@ -2,7 +2,7 @@
 # All set-up: see --help below. tools/demo.sh, tools/test.sh and others source this file and call `setup`. What is done when the
 # system has what is needed is in tools/Makefile. A second run takes a second or two and needs no network.
 #
-# FCDP_CACHE    where the private jemalloc and zig's C library are kept (cmake/jemalloc.sh, cmake/zig.sh)
+# FCDP_CACHE    where private libraries and zig's C library are kept (cmake/private_library.sh, cmake/zig.sh)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/step"
 

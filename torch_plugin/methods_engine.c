@@ -176,7 +176,8 @@ METHOD_NOARGS(engine_stats) {
     return Py_BuildValue(
         "{s:s,s:s,s:N,s:N,s:{s:K,s:K,s:K,s:K},s:{s:K,s:K},s:{s:K,s:d,s:K,s:d},"
         "s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K},"
-        "s:{s:n,s:n,s:n},s:{s:n,s:n},s:{s:K,s:K,s:K,s:i,s:K,s:K,s:s,s:s},s:{s:K,s:K}}",
+        "s:{s:n,s:n,s:n},s:{s:n,s:n},s:{s:K,s:K,s:K,s:i,s:K,s:K,s:s,s:s},s:{s:K,s:K},"
+        "s:{s:K,s:K,s:K,s:K,s:K,s:d}}",
         "driver", fcdp_engine_is_sim(engine) ? "sim" : "cuda", "policy",
         s.policy == FCDP_POLICY_NEXT_USE ? "next-use" : "tau", "gather", counts_of(&s.gather), "restore",
         counts_of(&s.restore), "gathers", "made", s.gathers.made, "avoided", s.gathers.avoided, "forward",
