@@ -245,6 +245,7 @@ void fcdp_group_stats_get(fcdp_group *group, fcdp_group_stats *stats_out) {
     *stats_out = (fcdp_group_stats){.name = group->name,
                                     .bytes = group->layout->bytes,
                                     .trainable_bytes = group->layout->span[FCDP_SPAN_TRAINABLE].bytes,
+                                    .in_file = fcdp__group_is_spilled(group),
                                     .state = "invalid"};
     if (group->comm->engine->pid != getpid()) return;
     stats_out->gathers = fcdp__gathers_counted(&group->counts);

@@ -48,6 +48,7 @@ typedef struct fcdp_group_stats {
     const char *name;       /* borrowed from the group */
     size_t bytes;           /* region */
     size_t trainable_bytes; /* of those, in the trainable span */
+    bool in_file;           /* spilled.h */
     fcdp_gather_counts gathers;
     uint64_t plain_bytes, gather_bytes; /* of its unshards, as the engine's stats count them */
     const char *state;                  /* "device", "host", "file", "mixed", "invalid" */

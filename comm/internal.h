@@ -229,6 +229,8 @@ fcdp_status fcdp__comm_fingerprint_begin(fcdp_comm *comm, fcdp_fingerprints **ba
 fcdp_status fcdp__comm_fingerprint_end(fcdp_comm *comm, fcdp_fingerprints *batch,
                                        uint64_t *fingerprints_out) FCDP_MUST_CHECK;
 
+/* Can the ranks of a node exchange slices? */
+bool fcdp__comm_may_slice(const fcdp_comm *comm);
 /* Do the ranks of the node meet on the device, each with its slice? Else each has all from host memory. */
 bool fcdp__group_by_slice(const fcdp_group *group);
 /* The shards that the program made on `stream` are read until `event`. */

@@ -27,12 +27,17 @@
 #include "comm/copy.h"
 #include "tiering/policy.h"
 
-/* By slices, each GPU copies 1/g over PCIe and the GPUs exchange the rest. A transport through host memory
- * cannot do that for a device: its host functions could wait in a circle (transport.h). */
+/* A transport through host memory cannot exchange slices for a device: its host functions could wait in a
+ * circle (transport.h). */
+bool fcdp__comm_may_slice(const fcdp_comm *comm) {
+    return !comm->transport.through_host || comm->engine->host_computes;
+}
+
+/* By slices, each GPU copies 1/g over PCIe and the GPUs exchange the rest. A file has no more than a slice. */
 bool fcdp__group_by_slice(const fcdp_group *group) {
-    const fcdp_engine *engine = group->comm->engine;
-    bool may_wait = group->comm->transport.through_host && !engine->host_computes;
-    return engine->options.restore != FCDP_RESTORE_WHOLE && !may_wait && group->comm->topology.node_size > 1;
+    const fcdp_comm *comm = group->comm;
+    bool wanted = comm->engine->options.restore != FCDP_RESTORE_WHOLE || fcdp__group_is_spilled(group);
+    return wanted && fcdp__comm_may_slice(comm) && comm->topology.node_size > 1;
 }
 
 /* The driver says how much memory is free, once per use, and only if the group would be kept in the whole

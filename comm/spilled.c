@@ -79,9 +79,9 @@ fcdp_status fcdp_group_attach_file(fcdp_group *group) {
     if (group->region) return fcdp__fail(FCDP_ERR_INVALID, "'%s': attach once", group->name);
     if (!engine->spill)
         return fcdp__fail(FCDP_ERR_UNSUPPORTED, "'%s': there is no FCDP_SPILL_DIR to use", group->name);
-    if (comm->topology.node_size > 1 && !fcdp__group_by_slice(group))
+    if (comm->topology.node_size > 1 && !fcdp__comm_may_slice(comm))
         return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                          "'%s': the ranks of a node meet in host memory here, so a file on disk does not serve",
+                          "'%s': over gloo the ranks of a node meet in host memory, so FCDP_SPILL_DIR does not serve",
                           group->name);
     fcdp_region *region;
     status = fcdp__region_create_spilled(engine->tiering, group->name, group->layout, comm->topology.local,

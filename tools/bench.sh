@@ -14,6 +14,7 @@ tools/bench.sh pressure --batches [--pages N] [--steps N] [-- OPTIONS OF tools/d
 tools/bench.sh host [--layers N] [--steps N] [--rounds N] [--json FILE]
 tools/bench.sh host-ahead [--pairs N] [--steps N] [--seconds S] [--only WORD]
 tools/bench.sh policies
+tools/bench.sh spill [DIRECTORY] [--slices N] [--size MIB] [--rounds N]
 tools/bench.sh frameworks [--write] [--rate RATE] [NAME ...]
 
 Without arguments: sets everything up (once), then measures the allocator on the simulated device, and on the CUDA
@@ -78,6 +79,9 @@ and at the least, for several jobs and budgets. The order of uses is recorded fr
 CPUs; the rest is computed. It ends with 1 where next-use is above 1.05 of the least, or above tau. About two minutes
 after the set-up.
 
+spill: measures how fast slices go to FCDP_SPILL_DIR and come back, beside fio on the same disk in the same run, with the
+same depth and block size. Half a minute after the set-up; needs fio, and 1.6 GB in DIRECTORY (default: the temporary one).
+
 frameworks: trains each script of examples/ on 2 emulated nodes of 2 ranks with 100 Mbit/s between them, as it is and
 with FCDP=1, and then a small GPT with the settings that people use on slow links. It prints the tables of
 docs/frameworks.md. It ends with 1 where training was not bitwise equal. About ten minutes after the set-up; needs
@@ -91,7 +95,7 @@ END
 what=${1:-all}
 case $what in
     all | alloc | trace) shift $(($# > 0)) ;;
-    overlap | agreement | pressure | host | host-ahead | policies | frameworks) shift ;;
+    overlap | agreement | pressure | host | host-ahead | policies | spill | frameworks) shift ;;
     -h | --help) usage; exit 0 ;;
     --version) setup_version; exit 0 ;;
     *) usage >&2; exit 2 ;;
@@ -168,6 +172,7 @@ case $what in
     trace) targets=(bench_trace) ;;
     agreement) targets=(fcdp_simgpu fcdp-agreement) ;;
     policies) setup test; targets=(fcdp-policies) ;;
+    spill) setup test; targets=(fcdp_simgpu bench_tiering_spill) ;;
     *) setup test ;;
 esac
 if [ "$what" = overlap ]; then
@@ -175,6 +180,11 @@ if [ "$what" = overlap ]; then
     step "The bench: build" release-build build_benches
     echo
     overlap "$@"
+    exit
+fi
+if [ "$what" = spill ]; then
+    step "The bench: build" release-build build_benches
+    run "$PY" tools/bench/spill.py "$@"
     exit
 fi
 if [ "$what" = policies ]; then

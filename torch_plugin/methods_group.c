@@ -273,10 +273,11 @@ METHOD_NOARGS(group_stats) {
     fcdp_group_stats s;
     Py_BEGIN_ALLOW_THREADS fcdp_group_stats_get(group, &s);
     Py_END_ALLOW_THREADS return Py_BuildValue(
-        "{s:s,s:n,s:n,s:K,s:K,s:K,s:K,s:K,s:K,s:s}", "name", s.name, "bytes", (Py_ssize_t)s.bytes,
+        "{s:s,s:n,s:n,s:K,s:K,s:K,s:K,s:K,s:K,s:s,s:N}", "name", s.name, "bytes", (Py_ssize_t)s.bytes,
         "trainable_bytes", (Py_ssize_t)s.trainable_bytes, "gathers_made", s.gathers.made, "gathers_avoided",
         s.gathers.avoided, "gathers_forward", s.gathers.forward, "gathers_backward", s.gathers.backward,
-        "plain_bytes", s.plain_bytes, "gather_bytes", s.gather_bytes, "state", s.state);
+        "plain_bytes", s.plain_bytes, "gather_bytes", s.gather_bytes, "state", s.state, "in_file",
+        PyBool_FromLong(s.in_file));
 }
 
 FUNCTION(refuse_restores) {

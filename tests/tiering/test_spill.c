@@ -139,7 +139,6 @@ static int64_t fault(const fcdp_disk_block *block, int64_t result) {
 }
 
 static void fault_set(int kind, int after) {
-    fcdp__disk_fault = fault;
     atomic_store(&fault_after, after);
     atomic_store(&fault_kind, kind);
 }
@@ -197,7 +196,7 @@ static void test_all_may_be_fetched_at_once(void **state) {
 /* Each fault at each block of a schedule: what is fetched is right, and what is not fetched was hit, itself. */
 static void test_every_fault_at_every_block(void **state) {
     (void)state;
-    int stride = getenv("TEST_COARSER") ? 7 : 3;
+    int stride = getenv("TEST_COARSER") ? 13 : 3;
     for (int kind = FAULT_ERROR; kind < N_FAULTS; kind++)
         for (int after = 0, hit = 1; hit; after += stride) {
             world w;
@@ -228,7 +227,7 @@ static void test_every_fault_at_every_block(void **state) {
 static void test_random_schedules(void **state) {
     (void)state;
     test_random random = {random_seed("test_random_schedules", 7)};
-    int rounds = getenv("TEST_COARSER") ? 4 : 12;
+    int rounds = getenv("TEST_COARSER") ? 3 : 12;
     for (int round = 0; round < rounds; round++) {
         world w;
         uint32_t n_lost = 0;
@@ -313,6 +312,7 @@ static void test_foresight(void **state) {
 }
 
 int main(void) {
+    fcdp__disk_fault = fault; /* before any thread of a spill */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_foresight),
         cmocka_unit_test(test_directories_that_do_not_serve),

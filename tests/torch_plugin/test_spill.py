@@ -1,5 +1,5 @@
-"""Groups for which host memory has no room, in files (FCDP_SPILL_DIR): each rank here is a node. Training is bit for bit
-the same, and what a fresh group holds crosses the nodes once."""
+"""Groups for which host memory has no room, in files (FCDP_SPILL_DIR), 2 nodes x 2 ranks: training is bit for bit the
+same, and what a fresh group holds crosses the nodes once."""
 
 import pytest
 
@@ -9,38 +9,60 @@ from test_bad_input import on, start
 
 pytestmark = needs_fcdp
 ARGUMENTS = {"fsdp2": ["--freeze", 2], "fsdp1": ["--fsdp1", "--freeze", 2]}
+BLOCK_BYTES = sum(p.nbytes for p in Net(dim=128, n_blocks=1).blocks.parameters())
 W = sum(p.nbytes for p in Net(dim=128, n_blocks=4).parameters())
+BUDGET = W * 2 // 5
 
 
 def train(tmp_path, kind, **options):
-    return start(tmp_path, on(FCDP_LOCAL_SIZE="1", **options), arguments=ARGUMENTS[kind], n_ranks=2)
+    """With few buffers: what is stored in forward is read from the disk in backward."""
+    return start(tmp_path, on(FCDP_PREFETCH="0", **options), arguments=ARGUMENTS[kind])
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    made = {}
-
-    def get(kind):
-        if kind not in made:
-            made[kind] = start(tmp_path_factory.mktemp(kind), arguments=ARGUMENTS[kind], n_ranks=2)
-        return made[kind]
-
-    return get
+    return {kind: start(tmp_path_factory.mktemp(kind), arguments=ARGUMENTS[kind]) for kind in ARGUMENTS}
 
 
 @pytest.mark.parametrize("kind", ARGUMENTS)
 def test_what_host_memory_does_not_hold_is_in_a_file(tmp_path, plain, kind):
     spill = tmp_path / "spill"
-    spilled = train(tmp_path / "file", kind, FCDP_HOST_BUDGET=str(W * 2 // 5), FCDP_SPILL_DIR=str(spill))
-    assert spilled.went_on(plain(kind)) == []
-    memory = train(tmp_path / "memory", kind)
-    for one, other in zip(spilled.results, memory.results):
-        stats = one["stats"]
-        assert stats["bypassed"] == [], stats["bypassed"]
-        assert stats["saved"] == other["stats"]["saved"]
-        assert stats["host_bytes"]["peak"] <= W * 2 // 5
-        assert W // 2 < stats["spill"]["bytes"] < W, stats["spill"]
-        assert stats["spill"]["written_bytes"] > 0 and stats["spill"]["failures"] == 0, stats["spill"]
-        print(stats["spill"])
-    print(spilled.messages)
-    assert list(spill.iterdir()) == []  # it has no name
+    outcome = train(tmp_path / "file", kind, FCDP_HOST_BUDGET=str(BUDGET), FCDP_SPILL_DIR=str(spill))
+    assert outcome.went_on(plain[kind]) == []
+    in_memory = train(tmp_path / "memory", kind)
+    for rank, with_memory in zip(outcome.results, in_memory.results):
+        stats = rank["stats"]
+        assert stats["bypassed"] == []
+        assert stats["saved"] == with_memory["stats"]["saved"]
+        assert stats["host_bytes"]["peak"] <= BUDGET
+        in_file = [group["bytes"] for group in stats["groups"] if group["in_file"]]
+        assert len(in_file) == 3 and sum(in_file) / 2 <= stats["spill"]["bytes"] < sum(in_file) / 2 + 3 * 8192
+        assert stats["spill"]["written_bytes"] > BLOCK_BYTES and stats["spill"]["failures"] == 0
+    said = outcome.messages[0]
+    assert said[0].startswith("fcdp: serving 5 of 5 groups, 3 of them ("), said
+    assert "were written to FCDP_SPILL_DIR and " in said[2], said
+    assert outcome.messages[1:] == [[], [], []]
+    assert list(spill.iterdir()) == []  # they have no name
+
+
+def test_no_host_memory_at_all(tmp_path, plain):
+    outcome = train(tmp_path / "file", "fsdp2", FCDP_HOST_BUDGET="100K", FCDP_SPILL_DIR=str(tmp_path / "spill"))
+    assert outcome.went_on(plain["fsdp2"]) == []
+    for rank in outcome.results:
+        assert rank["stats"]["bypassed"] == [] and rank["stats"]["spill"]["read_bytes"] > 0, rank["stats"]["spill"]
+
+
+def test_a_directory_that_cannot_be_used_is_named_and_the_rest_goes_on(tmp_path, plain):
+    """On one node alone: all ranks leave the same groups to plain FSDP."""
+    nodes = ({"FCDP_SPILL_DIR": str(tmp_path / "spill")}, {"FCDP_SPILL_DIR": "/dev/null/there"})
+    outcome = start(
+        tmp_path / "job",
+        on(FCDP_HOST_BUDGET=str(BUDGET)),
+        rank_env={rank: nodes[rank // 2] for rank in range(4)},
+        arguments=ARGUMENTS["fsdp2"],
+    )
+    outcome.went_on(plain["fsdp2"])
+    left = [[group["group"] for group in rank["stats"]["bypassed"]] for rank in outcome.results]
+    assert left[0] and left == left[:1] * 4, left
+    said = outcome.messages[2]
+    assert len(said) == 1 and "FCDP_SPILL_DIR=/dev/null/there: Not a directory" in said[0], outcome.messages

@@ -1,5 +1,7 @@
 """FCDP=1 on the simulated device, 2 nodes x 2 ranks: bit for bit as plain FSDP, and with every access ordered."""
 
+import tempfile
+
 import pytest
 
 FCDP = {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TRANSPORT": "torch", "FCDP_TIMEOUT": "60", "FCDP_SIM_RACES": "1"}
@@ -10,9 +12,10 @@ CONFIGURATIONS = {
     "exact-kept": {"FCDP_MAPPING": "exact", "FCDP_TAU": "1"},
     "nccl-slots": {"FCDP_TRANSPORT": "nccl", "FCDP_MAPPING": "slots"} | ONE_QUEUE,
     "nccl-exact": {"FCDP_TRANSPORT": "nccl", "FCDP_MAPPING": "exact", "FCDP_TAU": "0"},
+    "nccl-files": {"FCDP_TRANSPORT": "nccl", "FCDP_HOST_BUDGET": "40K", "FCDP_SPILL_DIR": tempfile.gettempdir()},
 }
 TRANSPORTS = {"torch": "gloo", "nccl": "nccl"}
-NOT_NUMBERS = ("ahead", "seconds", "counts", "gathers", "transport")
+NOT_NUMBERS = ("ahead", "seconds", "counts", "gathers", "transport", "spill")
 
 
 def train(run_job, env):
@@ -20,6 +23,8 @@ def train(run_job, env):
     if env["FCDP"] == "1":
         assert all(rank["gathers"]["avoided"] > 0 for rank in ranks), ranks[0]["gathers"]
         assert {rank["transport"] for rank in ranks} == {TRANSPORTS[env["FCDP_TRANSPORT"]]}
+        in_files = "FCDP_SPILL_DIR" in env
+        assert all((rank["spill"]["written_bytes"] > 0) == in_files and not rank["spill"]["failures"] for rank in ranks)
     return [{name: found for name, found in rank.items() if name not in NOT_NUMBERS} for rank in ranks]
 
 

@@ -87,7 +87,7 @@ def stats() -> dict[str, Any]:
       from the node's copy (cached), from a gather of FCDP's that the next forward uses too (gathered), or
       from torch's own gather (plain);
     - ``groups``: one dict per parameter group: name, id (no other group of this process has it), bytes, of
-      those trainable_bytes, gathers_made, gathers_avoided, state, ranks_per_node, and
+      those trainable_bytes, gathers_made, gathers_avoided, state, in_file (FCDP_SPILL_DIR), ranks_per_node, and
       plain_bytes and gather_bytes as in ``saved``;
     - ``device_bytes``, ``host_bytes``: current and peak of gathered parameters; host bytes are the node's;
     - ``asleep_bytes``: of tensors whose pages are away (``sleep()``);

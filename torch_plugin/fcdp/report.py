@@ -122,13 +122,15 @@ def say_once() -> None:
     if not options["summary"]:
         return
     n, share = len(group.by_id), 100 * (1 - sent / plain)
-    cached = sum(one.handle.stats()["bytes"] for one in list(group.by_id.values()))
+    served = [one.handle.stats() for one in list(group.by_id.values())]
+    cached, in_file = sum(one["bytes"] for one in served), [one["bytes"] for one in served if one["in_file"]]
     again = sum(entry.get("bytes", 0) for entry in bypassed.groups)
     parts = (
         f", {_human(cached)} of parameters; plain FSDP gathers the other {_human(again)} at each use" if again else ""
     )
+    files = f", {len(in_file)} of them ({_human(sum(in_file))}) in FCDP_SPILL_DIR" if in_file else ""
     words.say(
-        f"serving {n} of {n + len(bypassed.groups)} groups{parts}; gathers sent {abs(share):.0f} % {'less' if share >= 0 else 'more'} "
+        f"serving {n} of {n + len(bypassed.groups)} groups{files}{parts}; gathers sent {abs(share):.0f} % {'less' if share >= 0 else 'more'} "
         "between nodes so far"
     )
 
@@ -156,5 +158,15 @@ def summary() -> None:
     )
     words.say(
         f"cost {_human(now['host_bytes']['peak'])} of host memory per node, {_human(now['device_bytes']['peak'])} of device memory at most; "
-        f"moved {_human(now['moves']['h2d_bytes'])} to the device and {_human(now['moves']['d2h_bytes'])} to the host"
+        f"moved {_human(now['moves']['h2d_bytes'])} to the device and {_human(now['moves']['d2h_bytes'])} to the host{_disk(now['spill'])}"
+    )
+
+
+def _disk(spill: dict[str, Any]) -> str:
+    if not spill["bytes"] and not spill["written_bytes"]:
+        return ""
+    lost = f"; {spill['failures']} times a disk failed, and a group was gathered again" if spill["failures"] else ""
+    return (
+        f"; of this rank's slices {_human(spill['written_bytes'])} were written to FCDP_SPILL_DIR and {_human(spill['read_bytes'])} read, "
+        f"for which the host waited {spill['wait_seconds']:.2f} s{lost}"
     )
