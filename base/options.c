@@ -170,8 +170,8 @@ static const option_parser parsers[] = {OPTIONS(AS_PARSER)};
 enum { N_ROWS = sizeof rows / sizeof rows[0] };
 
 /* What starts so is read by other programs: fcdp-lab, which checks it itself, the build, the tests. */
-static const char *const others[] = {"FCDP_LAB_", "FCDP_CACHE=", "FCDP_PYTHON", "FCDP_JEMALLOC", "FCDP_LIBURING",
-                                     "FCDP_TEST_"};
+static const char *const others[] = {"FCDP_LAB_",     "FCDP_CACHE=",   "FCDP_PYTHON",
+                                     "FCDP_JEMALLOC", "FCDP_LIBURING", "FCDP_TEST_"};
 
 const fcdp_option_row *fcdp_options_table(size_t *n_out) {
     *n_out = N_ROWS;

@@ -33,7 +33,7 @@ bool fcdp__comm_may_slice(const fcdp_comm *comm) {
     return !comm->transport.through_host || comm->engine->host_computes;
 }
 
-/* By slices, each GPU copies 1/g over PCIe and the GPUs exchange the rest. A file has no more than a slice. */
+/* By slices, each GPU copies 1/g over PCIe and the GPUs exchange the rest. A file has a slice alone. */
 bool fcdp__group_by_slice(const fcdp_group *group) {
     const fcdp_comm *comm = group->comm;
     bool wanted = comm->engine->options.restore != FCDP_RESTORE_WHOLE || fcdp__group_is_spilled(group);

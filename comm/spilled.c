@@ -80,9 +80,10 @@ fcdp_status fcdp_group_attach_file(fcdp_group *group) {
     if (!engine->spill)
         return fcdp__fail(FCDP_ERR_UNSUPPORTED, "'%s': there is no FCDP_SPILL_DIR to use", group->name);
     if (comm->topology.node_size > 1 && !fcdp__comm_may_slice(comm))
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                          "'%s': over gloo the ranks of a node meet in host memory, so FCDP_SPILL_DIR does not serve",
-                          group->name);
+        return fcdp__fail(
+            FCDP_ERR_UNSUPPORTED,
+            "'%s': over gloo the ranks of a node meet in host memory, so FCDP_SPILL_DIR does not serve",
+            group->name);
     fcdp_region *region;
     status = fcdp__region_create_spilled(engine->tiering, group->name, group->layout, comm->topology.local,
                                          engine->spill, &region);

@@ -27,8 +27,8 @@ static bool host_serves(const fcdp_group *group, uint32_t i) {
 fcdp_whole fcdp_group_whole_vote(fcdp_group *group, uint32_t i, const fcdp_evidence *evidence) {
     uint64_t own;
     size_t at = 0;
-    if (!group->region || fcdp__group_is_spilled(group) || group->begun || group->member.live || !group->member.agreement ||
-        group->comm->engine->asleep)
+    if (!group->region || fcdp__group_is_spilled(group) || group->begun || group->member.live ||
+        !group->member.agreement || group->comm->engine->asleep)
         return FCDP_WHOLE_PLAIN;
     const uint64_t *fingerprint = fcdp__evidence_fingerprint(evidence, 0, &at, &own);
     if (!fingerprint || fcdp__group_reads_end(group)) return FCDP_WHOLE_PLAIN;

@@ -153,7 +153,12 @@ def test_a_target_of_make(tmp_path, signum):
     for file in ("Makefile", "step"):
         put(tmp_path / "tools" / file, (ROOT / "tools" / file).read_text())
     jemalloc = f"build/zig-{platform.machine()}/jemalloc/lib/libjemalloc_pic.a"
-    of_step = ("tools/requirements/build.txt", "tools/requirements/wheel.txt", "cmake/zig.sh", "cmake/private_library.sh")
+    of_step = (
+        "tools/requirements/build.txt",
+        "tools/requirements/wheel.txt",
+        "cmake/zig.sh",
+        "cmake/private_library.sh",
+    )
     for file in (*of_step, ".venv/fcdp-setup/build", ".venv/fcdp-setup/wheel", jemalloc):
         put(tmp_path / file, "")
     script, tag = tmp_path / "script", launch.new_tag()

@@ -1,8 +1,8 @@
 /* disk.h - one process's unnamed file, read and written in blocks beside the page cache.
  *
- * By io_uring, with several blocks under way at once, from registered buffers where the kernel has them; where
- * it refuses io_uring (seccomp, kernel.io_uring_disabled), by pread and pwrite, one block at a time. The file has
- * no name: it is gone when the process is, however that ends.
+ * By io_uring, with several blocks under way at once, from registered buffers where the kernel has them;
+ * where it refuses io_uring (seccomp, kernel.io_uring_disabled), by pread and pwrite, one block at a time.
+ * The file has no name: it is gone when the process is, however that ends.
  *
  * Threads: one calls begin and end; the others' functions may be called beside it.
  */
@@ -28,15 +28,15 @@ typedef struct fcdp_disk_block {
     struct fcdp_disk_block *next;
 } fcdp_disk_block;
 
-/* The directory is made, its parents are not. FCDP_ERR_OPTION: it cannot be used, with a text for the user. */
+/* The directory is made, its parents are not. FCDP_ERR_OPTION: it cannot be used; the text is the user's. */
 fcdp_status fcdp__disk_open(const char *dir, fcdp_disk **disk_out) FCDP_MUST_CHECK;
 void fcdp__disk_close(fcdp_disk *disk);
 /* What of the above the machine does not have, for the user; "": nothing. */
 const char *fcdp__disk_lacks(const fcdp_disk *disk);
 /* Room for [offset, offset + bytes). FCDP_ERR_NO_HOST_MEM: the disk, or a quota on it, is full. */
 fcdp_status fcdp__disk_reserve(fcdp_disk *disk, uint64_t offset, size_t bytes) FCDP_MUST_CHECK;
-/* Memory that blocks come from, page aligned, until the disk is closed or the next call with this index. -1: it
- * has no room for more, or the kernel does not; it can be used all the same. */
+/* Memory that blocks come from, page aligned, until the disk is closed or the next call with this index.
+ * -1: it has no room for more, or the kernel does not; it can be used all the same. */
 int fcdp__disk_register(fcdp_disk *disk, int index, char *at, size_t bytes);
 
 /* At most FCDP_DISK_DEPTH at a time. The block is the disk's until end returns it. */

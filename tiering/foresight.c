@@ -25,8 +25,8 @@ static bool is_among(const void *what, const void *const *list, size_t n) {
     return false;
 }
 
-/* The list of those stored on the way is bounded, as is the walk; beyond it a store is not known, and its read is
- * a wrong guess. */
+/* The list of those stored on the way is bounded, as is the walk; beyond it a store is not known, and its
+ * read is a wrong guess. */
 static size_t walk(const fcdp_foresight *of, size_t from, const void **what_out, size_t most) {
     enum { MAX_STORED = 64 };
     const void *stored[MAX_STORED];

@@ -19,8 +19,8 @@ typedef struct fcdp_foresight {
 void fcdp__foresight_note(fcdp_foresight *of, const void *what, bool stores);
 /* `what` ends. */
 void fcdp__foresight_forget(fcdp_foresight *of, const void *what);
-/* Of what followed the last time that the last two events were the same, at most `most` different ones that were read,
- * in this order. Not what is to be stored before it is read: its bytes are not there yet. */
+/* Of what followed the last time that the last two events were the same, at most `most` different ones that
+ * were read, in this order. Not what is to be stored before it is read: its bytes are not there yet. */
 size_t fcdp__foresight_reads(const fcdp_foresight *of, const void **what_out, size_t most);
 
 #endif

@@ -71,8 +71,8 @@ struct fcdp_region {
     uint32_t slice;  /* of layout->n_slices: this process's */
     uint32_t object; /* in the trace's table, 0: none */
     bool is_traced;
-    fcdp_host_block *block;               /* NULL: spilled */
-    fcdp_spilled *spilled[FCDP_N_SPANS];  /* NULL: it has a block, or the span no bytes */
+    fcdp_host_block *block;              /* NULL: spilled */
+    fcdp_spilled *spilled[FCDP_N_SPANS]; /* NULL: it has a block, or the span no bytes */
     fcdp_vrange *range;
     fcdp_event ready, used, loaded, stored;
     fcdp_readers readers; /* their events, at release */

@@ -155,7 +155,8 @@ static fcdp_status slices_reserve(fcdp_region *region, fcdp_spill *spill) {
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++) {
         fcdp_piece slice = fcdp__layout_slice(region->layout, s, region->slice);
         if (slice.bytes)
-            status = fcdp__spill_reserve(spill, region->name, region->object, slice.bytes, &region->spilled[s]);
+            status = fcdp__spill_reserve(spill, region->name, region->object, slice.bytes,
+                                         &region->spilled[s]);
     }
     return status;
 }

@@ -50,15 +50,16 @@ typedef struct fcdp_region_state {
 fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const fcdp_layout *layout,
                                 uint32_t slice, fcdp_host_block *block,
                                 fcdp_region **region_out) FCDP_MUST_CHECK;
-/* The same for a region that no host memory is for: its slices live in this process's file (spill.h), which has room
- * for them: errors as from fcdp__spill_reserve. It is stored and loaded by whole slices, and kept by nobody: only
- * begin_fill, store, fetch and load_slice (or load_whole, where the slice is the whole) move its bytes. */
+/* The same for a region that no host memory is for: its slices live in this process's file (spill.h), which
+ * has room for them: errors as from fcdp__spill_reserve. It is stored and loaded by whole slices, and kept
+ * by nobody: only begin_fill, store, fetch and load_slice (or load_whole, where the slice is the whole)
+ * move its bytes. */
 fcdp_status fcdp__region_create_spilled(fcdp_tiering *tiering, const char *name, const fcdp_layout *layout,
                                         uint32_t slice, fcdp_spill *spill,
                                         fcdp_region **region_out) FCDP_MUST_CHECK;
 bool fcdp__region_is_spilled(const fcdp_region *region);
-/* Of a spilled region, not in use: the host waits until this process's slice of `span` can be loaded. False: the
- * bytes are lost, and every process of the node must fill the span anew. */
+/* Of a spilled region, not in use: the host waits until this process's slice of `span` can be loaded.
+ * False: the bytes are lost, and every process of the node must fill the span anew. */
 bool fcdp__region_fetch(fcdp_region *region, uint32_t span);
 /* Wait until the device is done with the region, including what a failed call has left on the copy streams.
  * A wait that fails is tried once more. */

@@ -321,9 +321,8 @@ static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, un
     fcdp_stream h2d = region->streams[FCDP_TO_DEVICE];
     fcdp_status status = load_begin(region, span, true);
     if (!status)
-        status = region->block
-                     ? copy_pieces(region, FCDP_TO_DEVICE, 1u << span, (fcdp_piece_list){&piece, 1})
-                     : copy_spilled(region, FCDP_TO_DEVICE, 1u << span);
+        status = region->block ? copy_pieces(region, FCDP_TO_DEVICE, 1u << span, (fcdp_piece_list){&piece, 1})
+                               : copy_spilled(region, FCDP_TO_DEVICE, 1u << span);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
     if (status) return fail_unrecorded(region, status);
     region->ordered = true;
@@ -405,8 +404,8 @@ static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
         if (mask & 1u << s) pieces[n++] = region->layout->span[s];
     fcdp_status status = FCDP_OK;
     if (!region->block)
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "'%s' lives in a file, and one process cannot write all of it",
-                          region->name);
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                          "'%s' lives in a file, and one process cannot write all of it", region->name);
     if (!is_alone(region))
         status = fcdp__board_wait_all(region->block, FCDP_BOARD_READY, region->n_fills, region->name);
     if (status) return status;

@@ -1,4 +1,5 @@
-/* spill.c - buffers between the device and the file, and the thread that moves bytes between them and the disk.
+/* spill.c - buffers between the device and the file, and the thread that moves bytes between them and the
+ * disk.
  *
  * The life of a buffer:
  *
@@ -7,14 +8,15 @@
  *     WRITING   the thread writes it to the file
  *     READING   the thread reads it from the file
  *
- *     a slice is in at most one buffer          in_file <=> the file has what was stored last, and its checksums
+ *     a slice is in at most one buffer       in_file <=> the file has what was stored last, and the checksums
  *     a buffer may take another slice <=> IDLE && !claimed && the last copy from it has passed
  *
- * What is claimed (fetched, and not loaded yet) is the one state that does not end by itself. Where all buffers are
- * claimed one more is made, so that no wait for a buffer waits for another thread of the program.
+ * What is claimed (fetched, and not loaded yet) is the one state that does not end by itself. Where all
+ * buffers are claimed one more is made, so that no wait for a buffer waits for another thread of the
+ * program.
  *
- * A stream's host function may take no lock that a caller of the driver holds, so it only sets a flag and raises a
- * semaphore.
+ * A stream's host function may take no lock that a caller of the driver holds, so it only sets a flag and
+ * raises a semaphore.
  */
 #include "tiering/spill.h"
 
@@ -96,10 +98,11 @@ static size_t n_blocks(const fcdp_spilled *slice) {
 static void disk_warn(fcdp_spill *spill, const buffer *b) {
     if (spill->warned) return;
     spill->warned = true;
-    fcdp__log(FCDP_LOG_WARN,
-              "FCDP_SPILL_DIR: %s a part of '%s': %s. What is lost there is gathered again; this is said once",
-              b->state == READING ? "reading" : "writing", b->of->name,
-              b->error == EBADMSG ? "it is not what was written" : strerror(b->error));
+    fcdp__log(
+        FCDP_LOG_WARN,
+        "FCDP_SPILL_DIR: %s a part of '%s': %s. What is lost there is gathered again; this is said once",
+        b->state == READING ? "reading" : "writing", b->of->name,
+        b->error == EBADMSG ? "it is not what was written" : strerror(b->error));
 }
 
 /* With the mutex: the last block of a transfer has ended. */
@@ -122,8 +125,8 @@ static void transfer_end(fcdp_spill *spill, buffer *b) {
     pthread_cond_broadcast(&spill->changed);
 }
 
-/* With the mutex: of what has blocks to begin, reads that the host waits for, then other reads, then writes; the one
- * that was asked for first. */
+/* With the mutex: of what has blocks to begin, reads that the host waits for, then other reads, then
+ * writes; the one that was asked for first. */
 static buffer *next_transfer(fcdp_spill *spill) {
     buffer *best = NULL;
     for (buffer *b = spill->buffers; b; b = b->next) {
@@ -194,7 +197,8 @@ static void *thread_main(void *arg) {
         if (block)
             block_end(spill, block);
         else
-            while (sem_wait(&spill->wake) && errno == EINTR) {}
+            while (sem_wait(&spill->wake) && errno == EINTR) {
+            }
     }
 }
 
@@ -264,7 +268,8 @@ static fcdp_status loaded_query(buffer *b) {
     return status;
 }
 
-/* With the mutex: the one that was used longest ago, of those that may take another slice, of `bytes`; NULL: none. */
+/* With the mutex: the one that was used longest ago, of those that may take another slice, of `bytes`;
+ * NULL: none. */
 static fcdp_status free_find(fcdp_spill *spill, size_t bytes, buffer **found_out) {
     buffer *best = NULL;
     *found_out = NULL;
@@ -279,8 +284,8 @@ static fcdp_status free_find(fcdp_spill *spill, size_t bytes, buffer **found_out
     return FCDP_OK;
 }
 
-/* With the mutex, which is released meanwhile: wait for what ends by itself. A stream that has failed never runs its
- * host function. */
+/* With the mutex, which is released meanwhile: wait for what ends by itself. A stream that has failed never
+ * runs its host function. */
 static fcdp_status any_await(fcdp_spill *spill, bool *none_out) {
     buffer *busy = NULL, *loading = NULL;
     fcdp_status status = FCDP_OK;
@@ -356,8 +361,8 @@ static void read_begin(fcdp_spill *spill, buffer *b, fcdp_spilled *slice) {
     sem_post(&spill->wake);
 }
 
-/* With the mutex: read what will be wanted next into buffers that are free now. What is to be used soonest is touched
- * last, and what holds a slice that is still to come is not taken. */
+/* With the mutex: read what will be wanted next into buffers that are free now. What is to be used soonest
+ * is touched last, and what holds a slice that is still to come is not taken. */
 static void read_ahead(fcdp_spill *spill) {
     enum { MOST = 16 };
     const void *next[MOST];

@@ -1,5 +1,5 @@
-/* Groups that live in files: nothing of a fresh one crosses the nodes, and whatever a disk does to one rank, all ranks
- * go on, with every byte right. */
+/* Groups that live in files: nothing of a fresh one crosses the nodes, and whatever a disk does to one
+ * rank, all ranks go on, with every byte right. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -137,7 +137,8 @@ static void test_every_fault_of_a_disk(void **state) {
             assert_true(hit.sent >= clean.sent);
             n_lost += hit.sent > clean.sent;
         }
-        print_message("fault %d: %d runs, in %d of them a group was gathered again\n", fault_kind, n_runs, n_lost);
+        print_message("fault %d: %d runs, in %d of them a group was gathered again\n", fault_kind, n_runs,
+                      n_lost);
         assert_true(n_lost > 0 && n_runs > 1);
     }
 }

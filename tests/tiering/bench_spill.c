@@ -1,10 +1,10 @@
-/* How fast slices go to their file and come back (FCDP_SPILL_DIR), on the simulated device. Not run by ctest:
- * tools/bench/spill.py runs it beside fio.
+/* How fast slices go to their file and come back (FCDP_SPILL_DIR), on the simulated device. Not run by
+ * ctest: tools/bench/spill.py runs it beside fio.
  *
  *     FCDP_DRIVER=sim FCDP_SIM_LIBRARY=... bench_spill DIRECTORY [slices, default 24] [MiB each, default 32]
  *
- * Prints a line of JSON: bytes per second of all slices stored, to the last byte's write, and of all of them fetched
- * and loaded, one after another. The first round, in which no order is known, is not counted.
+ * Prints a line of JSON: bytes per second of all slices stored, to the last byte's write, and of all of
+ * them fetched and loaded, one after another. The first round, in which no order is known, is not counted.
  */
 #include <stdatomic.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* Slices in a file: whatever order they are stored and fetched in, and whatever the disk does, a slice that is fetched
- * is as it was stored. */
+/* Slices in a file: whatever order they are stored and fetched in, and whatever the disk does, a slice that
+ * is fetched is as it was stored. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -193,7 +193,8 @@ static void test_all_may_be_fetched_at_once(void **state) {
     world_close(&w);
 }
 
-/* Each fault at each block of a schedule: what is fetched is right, and what is not fetched was hit, itself. */
+/* Each fault at each block of a schedule: what is fetched is right, and what is not fetched was hit,
+ * itself. */
 static void test_every_fault_at_every_block(void **state) {
     (void)state;
     int stride = getenv("TEST_COARSER") ? 13 : 3;
@@ -262,7 +263,8 @@ static void test_random_schedules(void **state) {
         }
         atomic_store(&fault_kind, NO_FAULT);
         world_close(&w);
-        print_message("round %d: %u slices, %s, %u lost\n", round, w.n, faulty ? "faults" : "no fault", n_lost);
+        print_message("round %d: %u slices, %s, %u lost\n", round, w.n, faulty ? "faults" : "no fault",
+                      n_lost);
     }
 }
 

@@ -23,7 +23,9 @@ def arguments():
     parser = argparse.ArgumentParser(
         prog="tools/bench.sh spill", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("directory", nargs="?", default=tempfile.gettempdir(), help="on the disk (default: %(default)s)")
+    parser.add_argument(
+        "directory", nargs="?", default=tempfile.gettempdir(), help="on the disk (default: %(default)s)"
+    )
     parser.add_argument("--slices", type=int, default=24, help="default: %(default)s")
     parser.add_argument("--size", type=int, default=32, help="of a slice, in MiB (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
@@ -31,7 +33,15 @@ def arguments():
 
 
 def fio(file, way, bytes_):
-    command = ["fio", "--name=spill", f"--filename={file}", f"--rw={way}", "--bs=1M", "--iodepth=16", f"--size={bytes_}"]
+    command = [
+        "fio",
+        "--name=spill",
+        f"--filename={file}",
+        f"--rw={way}",
+        "--bs=1M",
+        "--iodepth=16",
+        f"--size={bytes_}",
+    ]
     command += ["--ioengine=io_uring", "--direct=1", "--fixedbufs=1", "--output-format=json"]
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return json.loads(out[out.index("{") :])["jobs"][0][way]["bw_bytes"]
