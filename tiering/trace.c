@@ -56,7 +56,7 @@ void fcdp__slot_trace(const fcdp_slot *slot, uint16_t kind, const fcdp_region *r
 /* ---- state ---- */
 
 typedef struct state {
-    uint64_t device_bytes, host_bytes, mapped_bytes;
+    uint64_t device_bytes, host_bytes, file_bytes, mapped_bytes;
     uint32_t flags;
 } state;
 
@@ -69,7 +69,8 @@ static state state_of(const fcdp_region *region) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         uint64_t bytes = region->layout->span[s].bytes;
         now.device_bytes += region->span[s].on_device ? bytes : 0;
-        now.host_bytes += region->span[s].stored || region->span[s].whole ? bytes : 0;
+        uint64_t *stored_bytes = region->block ? &now.host_bytes : &now.file_bytes;
+        *stored_bytes += region->span[s].stored || region->span[s].whole ? bytes : 0;
     }
     return now;
 }
@@ -87,20 +88,23 @@ void fcdp__region_trace_state(fcdp_region *region) {
     bool same = (before & ~(uint32_t)FCDP_OBJECT_MOVING) == now.flags &&
                 atomic_load_explicit(&object->device_bytes, memory_order_relaxed) == now.device_bytes &&
                 atomic_load_explicit(&object->host_bytes, memory_order_relaxed) == now.host_bytes &&
+                atomic_load_explicit(&object->file_bytes, memory_order_relaxed) == now.file_bytes &&
                 atomic_load_explicit(&object->mapped_bytes, memory_order_relaxed) == now.mapped_bytes;
     uint32_t moving = region->moving ? FCDP_OBJECT_MOVING : 0;
     atomic_store_explicit(&object->state, now.flags | moving, memory_order_relaxed);
     if (same) return;
     atomic_store_explicit(&object->device_bytes, now.device_bytes, memory_order_relaxed);
     atomic_store_explicit(&object->host_bytes, now.host_bytes, memory_order_relaxed);
+    atomic_store_explicit(&object->file_bytes, now.file_bytes, memory_order_relaxed);
     atomic_store_explicit(&object->mapped_bytes, now.mapped_bytes, memory_order_relaxed);
     uint64_t bytes = region->layout->bytes;
     level_move(FCDP_COUNT_ACQUIRED_BYTES, before & FCDP_OBJECT_IN_USE, region->in_use, bytes);
     level_move(FCDP_COUNT_KEPT_BYTES, before & FCDP_OBJECT_KEPT, region->kept, bytes);
     fcdp__trace(&(fcdp_trace_event){.kind = FCDP_EVENT_STATE,
                                     .flags = (uint8_t)((now.flags | moving) << FCDP_TRACE_STATE_SHIFT),
+                                    .cause = region->block ? 0 : FCDP_CAUSE_IN_FILE,
                                     .object = region->object,
                                     .bytes = now.mapped_bytes,
                                     .a = now.device_bytes,
-                                    .b = now.host_bytes});
+                                    .b = now.host_bytes + now.file_bytes});
 }

@@ -24,7 +24,7 @@
     X(HOST_FREE, 39, "host_free", "offset in the node's host memory", "",                                    \
       "host memory of `bytes` went back")                                                                    \
     X(INVALIDATE, 40, "invalidate", "spans, a mask", "", "the spans' copies mean nothing any more")          \
-    X(STATE, 41, "state", "bytes valid on the device", "bytes valid on the host",                            \
+    X(STATE, 41, "state", "bytes valid on the device", "bytes valid on the host, or in a file (the cause)",  \
       "the region is so now: `bytes` of device pages are its own; flags >> FCDP_TRACE_STATE_SHIFT is its "   \
       "FCDP_OBJECT_... mask")                                                                                \
     X(REGION_MAP, 42, "region_map", "slot", "", "the region's addresses were mapped onto a slot's pages")    \
@@ -40,12 +40,13 @@
     X(SPILL_READ, 50, "spill_read", "an errno, 0: it is what was written", "",                               \
       "it was read from there, for a load or ahead of one")
 
-/* Of RELEASE: what became of the pages. Of EVICT: why. */
+/* Of RELEASE: what became of the pages. Of EVICT: why. Of STATE: where b is, if not in host memory. */
 #define FCDP_TIERING_CAUSES(X)                                                                               \
     X(KEPT, 32, "kept", "the region stays on the device")                                                    \
     X(PASSED_ON, 33, "passed_on", "the pages are free for the next region")                                  \
     X(UNMAPPED, 34, "unmapped", "the pages are free, and the addresses are unmapped (exact mapping)")        \
-    X(MEMORY_SHORT, 35, "memory_short", "pages were asked for and there were no others")
+    X(MEMORY_SHORT, 35, "memory_short", "pages were asked for and there were no others")                     \
+    X(IN_FILE, 36, "in_file", "what the region has is in a file (FCDP_SPILL_DIR), and not in host memory")
 
 #define FCDP_TIERING_COUNTERS(X)                                                                             \
     X(H2D_BYTES, 32, "moves.h2d_bytes", BYTES, SUM, "copies from the host that were enqueued")               \

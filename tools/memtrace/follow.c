@@ -252,7 +252,8 @@ static void placed(memtrace_follower *f, const fcdp_trace_event *e) {
     if (!place) return;
     if (f->peak_pending) peak_take(f);
     place->device_bytes = e->a;
-    place->host_bytes = e->b;
+    place->host_bytes = e->cause == FCDP_CAUSE_IN_FILE ? 0 : e->b;
+    place->file_bytes = e->cause == FCDP_CAUSE_IN_FILE ? e->b : 0;
     place->state = e->flags >> FCDP_TRACE_STATE_SHIFT;
 }
 

@@ -19,7 +19,9 @@ static memtrace_tier tier_of(unsigned state, uint64_t device, uint64_t host, uin
 }
 
 memtrace_tier memtrace_tier_of_event(const fcdp_trace_event *event) {
-    return tier_of((unsigned)event->flags >> FCDP_TRACE_STATE_SHIFT, event->a, event->b, 0);
+    bool in_file = event->cause == FCDP_CAUSE_IN_FILE;
+    return tier_of((unsigned)event->flags >> FCDP_TRACE_STATE_SHIFT, event->a, in_file ? 0 : event->b,
+                   in_file ? event->b : 0);
 }
 
 memtrace_tier memtrace_tier_of_object(const fcdp_trace_object *object) {
