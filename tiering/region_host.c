@@ -347,6 +347,7 @@ fcdp_status fcdp__region_load_slice(fcdp_region *region, uint32_t span) {
 }
 
 fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) {
+    FCDP_CHECK(0, region->block || region->layout->n_slices == 1); /* a file has a slice alone */
     return load(region, span, region->layout->span[span], FCDP_COUNT_WHOLE_LOADS);
 }
 

@@ -129,6 +129,12 @@ static cluster_config packed(cluster_config config) {
     return config;
 }
 
+static cluster_config spilled(cluster_config config) {
+    config.spill_dir = "/tmp";
+    for (uint32_t g = 0; g < config.n_groups; g++) config.spilled[g] = g != 1;
+    return config;
+}
+
 /* ---- every n ---- */
 
 static long from_environment(const char *name, long fallback) {
@@ -209,6 +215,14 @@ static void test_every_driver_call_restore_whole(void **state) {
     (void)state;
     every_driver_call(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS), CUDA_UNKNOWN, 31);
     every_driver_call(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_EXACT), CUDA_UNKNOWN, 61);
+}
+
+static void test_every_driver_call_in_files(void **state) {
+    (void)state;
+    every_driver_call(spilled(small_cluster(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS)), CUDA_UNKNOWN, 11);
+    every_driver_call(spilled(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT)), CUDA_UNKNOWN, 41);
+    every_driver_call(spilled(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS)), CUDA_OUT_OF_MEMORY,
+                      61);
 }
 
 static void every_collective(cluster_config config, hub_fault code) {
@@ -342,6 +356,7 @@ int main(void) {
         cmocka_unit_test(test_every_driver_call_with_fingerprints),
         cmocka_unit_test(test_every_driver_call_groups_together),
         cmocka_unit_test(test_every_driver_call_packed),
+        cmocka_unit_test(test_every_driver_call_in_files),
         cmocka_unit_test(test_every_driver_call_restore_by_slice),
         cmocka_unit_test(test_every_driver_call_restore_whole),
     };
