@@ -79,6 +79,10 @@ fcdp_status fcdp_group_attach_file(fcdp_group *group) {
     if (group->region) return fcdp__fail(FCDP_ERR_INVALID, "'%s': attach once", group->name);
     if (!engine->spill)
         return fcdp__fail(FCDP_ERR_UNSUPPORTED, "'%s': there is no FCDP_SPILL_DIR to use", group->name);
+    if (engine->options.pin == FCDP_PIN_NEVER)
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                          "'%s': FCDP_SPILL_DIR needs page-locked memory, and FCDP_PIN is never",
+                          group->name);
     if (comm->topology.node_size > 1 && !fcdp__comm_may_slice(comm))
         return fcdp__fail(
             FCDP_ERR_UNSUPPORTED,

@@ -200,8 +200,8 @@ fcdp_status fcdp__use_begin(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
     /* The ranks of a node meet in the restore unless all of them said that they have it, and none
      * can have given it up since by the program's order. One that was made to give it up has written
      * it to the host, and restores alone. */
-    use->collects = fcdp__group_by_slice(group) && (fcdp__group_is_spilled(group) || group->not_on_device ||
-                                                    group->member.resharded);
+    use->collects = fcdp__group_by_slice(group) &&
+                    (fcdp__group_is_spilled(group) || group->not_on_device || group->member.resharded);
     /* else the one reads what the other writes */
     use->joined = use->collects && use->plan->n_stale && !(use->plan->restore_mask & use->plan->fill_mask);
     status = use_run(use, pass, stream);

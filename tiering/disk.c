@@ -173,6 +173,15 @@ const char *fcdp__disk_lacks(const fcdp_disk *disk) {
     return disk->lacks;
 }
 
+fcdp_status fcdp__disk_probe(const char *dir, char *lacks_out, size_t n_bytes) {
+    fcdp_disk *disk;
+    fcdp_status status = fcdp__disk_open(dir, &disk);
+    if (status) return status;
+    snprintf(lacks_out, n_bytes, "%s", disk->lacks);
+    fcdp__disk_close(disk);
+    return FCDP_OK;
+}
+
 fcdp_status fcdp__disk_reserve(fcdp_disk *disk, uint64_t offset, size_t bytes) {
     int error;
     do error = fallocate(disk->fd, 0, (off_t)offset, (off_t)bytes) ? errno : 0;

@@ -33,6 +33,8 @@ fcdp_status fcdp__disk_open(const char *dir, fcdp_disk **disk_out) FCDP_MUST_CHE
 void fcdp__disk_close(fcdp_disk *disk);
 /* What of the above the machine does not have, for the user; "": nothing. */
 const char *fcdp__disk_lacks(const fcdp_disk *disk);
+/* The same of a directory, without a file that stays. */
+fcdp_status fcdp__disk_probe(const char *dir, char *lacks_out, size_t n_bytes) FCDP_MUST_CHECK;
 /* Room for [offset, offset + bytes). FCDP_ERR_NO_HOST_MEM: the disk, or a quota on it, is full. */
 fcdp_status fcdp__disk_reserve(fcdp_disk *disk, uint64_t offset, size_t bytes) FCDP_MUST_CHECK;
 /* Memory that blocks come from, page aligned, until the disk is closed or the next call with this index.

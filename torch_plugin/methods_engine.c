@@ -1,6 +1,7 @@
 /* methods_engine.c - the options, and _fcdp.Engine. */
 #include "base/size.h"
 #include "tiering/account.h"
+#include "tiering/disk.h"
 #include "tiering/host.h"
 #include "torch_plugin/methods.h"
 #include "torch_plugin/nccl.h"
@@ -68,6 +69,14 @@ FUNCTION(host_budget) {
     if (!status && !root[0]) CALL(fcdp__host_try(options.host_budget_bytes));
     if (status != FCDP_OK) return binding_raise(status);
     return Py_BuildValue("(ns)", (Py_ssize_t)budget.bytes, budget.limit);
+}
+
+FUNCTION(spill_lacks) {
+    const char *dir;
+    char lacks[512];
+    if (!PyArg_ParseTuple(args, "s:spill_lacks", &dir)) return NULL;
+    fcdp_status status = fcdp__disk_probe(dir, lacks, sizeof lacks);
+    return status == FCDP_OK ? PyUnicode_DecodeFSDefault(lacks) : binding_raise(status);
 }
 
 FUNCTION(create_engine) {
@@ -301,6 +310,10 @@ PyMethodDef methods_engine[] = {
          "The host memory that a node's ranks may take together: (bytes, what sets that limit).\n\n"
          "root: \"\", or what is put before /proc and /sys. With \"\", raises Error where a job here\n"
          "would not get as much as FCDP_HOST_BUDGET asks for.")},
+    {"spill_lacks", spill_lacks, METH_VARARGS,
+     DOC("spill_lacks($module, directory, /)",
+         "What makes reads and writes slower there, as for FCDP_SPILL_DIR; \"\": nothing. The directory\n"
+         "is made. Raises Error where it cannot be used.")},
     {"create_engine", create_engine, METH_VARARGS,
      DOC("create_engine($module, driver, ordinal, sim_library, on_tensors_device, storages_raise, "
          "host_computes, /)",

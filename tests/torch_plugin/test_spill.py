@@ -6,6 +6,7 @@ import pytest
 from conftest import needs_fcdp
 from models import Net
 from test_bad_input import on, start
+from test_cache import doctor
 
 pytestmark = needs_fcdp
 ARGUMENTS = {"fsdp2": ["--freeze", 2], "fsdp1": ["--fsdp1", "--freeze", 2]}
@@ -66,3 +67,9 @@ def test_a_directory_that_cannot_be_used_is_named_and_the_rest_goes_on(tmp_path,
     assert left[0] and left == left[:1] * 4, left
     said = outcome.messages[2]
     assert len(said) == 1 and "FCDP_SPILL_DIR=/dev/null/there: Not a directory" in said[0], outcome.messages
+
+
+def test_the_doctor_tells_of_the_disk(tmp_path):
+    good, bad = (doctor(FCDP_SPILL_DIR=directory) for directory in (str(tmp_path), "/dev/null/there"))
+    assert good.returncode == 0 and f" free in {tmp_path}: " in good.stdout, good.stdout
+    assert bad.returncode == 1 and "FCDP_SPILL_DIR=/dev/null/there: Not a directory" in bad.stdout, bad.stdout

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import resource
+import shutil
 from importlib import metadata
 from pathlib import Path
 
@@ -69,6 +70,16 @@ def huge_pages(root: str = "") -> str:
     return f"for shared memory, where it has room for them: {name} is {chosen[1]}"
 
 
+def spill(directory: str) -> tuple[str, bool]:
+    """Where the groups live for which host memory has no room."""
+    try:
+        lacks = _fcdp.spill_lacks(directory)
+    except _fcdp.Error as error:
+        return error.args[0], False
+    free = _fcdp.size_text(shutil.disk_usage(directory).free)
+    return f"{free} free in {directory}: {lacks or 'by io_uring, past the page cache'}", True
+
+
 def _may_lock() -> str:
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if limit == resource.RLIM_INFINITY:
@@ -94,10 +105,11 @@ def ranks_per_node(option: int) -> tuple[str, bool]:
 
 def report() -> int:
     try:
-        option = _fcdp.options_load()["local_size"]
+        found = _fcdp.options_load()
+        option, spill_dir = found["local_size"], found["spill_dir"]
         options, options_ok = "all FCDP_* variables are valid", True
     except _fcdp.Error as error:
-        option, options, options_ok = 0, error.args[0], False
+        option, spill_dir, options, options_ok = 0, "", error.args[0], False
     untried = "not tried", False
     device, binding, device_ok = _driver() if options_ok else ("not tried", "not tried", False)
     rows = [
@@ -108,6 +120,7 @@ def report() -> int:
         ("threads", binding, True),
         ("host memory", *(memory() if options_ok else untried)),
         ("may lock", _may_lock(), True),
+        *[("spill", *spill(directory)) for directory in [spill_dir] if directory],
         ("huge pages", huge_pages(), True),
         ("ranks per node", *(ranks_per_node(option) if options_ok else untried)),
     ]
