@@ -34,7 +34,7 @@
 #include "tiering/foresight.h"
 #include "tiering/trace_events.h"
 
-enum { BLOCK = FCDP_DISK_BLOCK_BYTES, LOOK_NS = 1000000000 };
+enum { BLOCK = FCDP_DISK_BLOCK_BYTES, LOOK_NS = 1000000000, HUGE = 2 << 20, SMALL = 64 << 10 };
 
 typedef enum buffer_state { IDLE, FILLING, WRITING, READING } buffer_state;
 
@@ -215,12 +215,24 @@ static void memory_free(fcdp_spill *spill, buffer *b) {
     b->capacity_bytes = 0;
 }
 
+/* Aligned, in huge pages where the system has them: of 4 KiB pages, a block has more pieces than most disks take
+ * in one request. NULL: no memory. */
+static char *memory_map(size_t bytes) {
+    char *mapped = mmap(NULL, bytes + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) return NULL;
+    size_t before = fcdp__round_up((uintptr_t)mapped, HUGE) - (uintptr_t)mapped;
+    if (before) munmap(mapped, before);
+    if (before < HUGE) munmap(mapped + before + bytes, HUGE - before);
+    (void)madvise(mapped + before, bytes, MADV_HUGEPAGE);
+    return mapped + before;
+}
+
 /* A child that shared the pages would see the device's and the disk's writes, or make them go elsewhere. */
 static fcdp_status memory_make(fcdp_spill *spill, buffer *b, size_t bytes) {
     size_t stay_bytes = 0;
-    bytes = fcdp__round_up(bytes, 1 << 16);
-    char *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    if (at == MAP_FAILED)
+    bytes = fcdp__round_up(bytes, bytes < HUGE ? SMALL : HUGE);
+    char *at = memory_map(bytes);
+    if (!at)
         return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no %zu bytes for a buffer of FCDP_SPILL_DIR: %s", bytes,
                           strerror(errno));
     (void)madvise(at, bytes, MADV_DONTFORK);
