@@ -59,6 +59,7 @@ struct fcdp_engine {
     fcdp_frozen *frozen; /* NULL without FCDP_CACHE_DIR */
     fcdp_spill *spill;   /* NULL without FCDP_SPILL_DIR, or where it cannot be used */
     char spill_lacks[FCDP_OPTION_PATH_BYTES + 256]; /* to be said once; "": nothing */
+    bool spill_warned;
     fcdp_numa_plan numa;
     fcdp_cpus cpus_before; /* numa.binds: where threads ran before */
     fcdp_counts counts;    /* what others count is filled in when the stats are asked for */

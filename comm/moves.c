@@ -414,8 +414,10 @@ fcdp_status fcdp__gather(fcdp_use *use) {
     /* Spans of which this gather rewrites a part and host memory lacks the rest: they are stored whole. */
     uint32_t whole_mask = unstored_of(group, plan->restore_mask & plan->fill_mask);
     bool is_alone = group->comm->topology.node_size == 1, by_slice = fcdp__group_by_slice(group);
+    /* what is in a file is loaded at its next use, whatever a plan says, to which it tells nothing */
     bool may_wait = fcdp__policy_keeps_group(group) ||
-                    (!group->copy.unsupported && fcdp__region_dies(group->region));
+                    (!group->copy.unsupported && !fcdp__group_is_spilled(group) &&
+                     fcdp__region_dies(group->region));
     bool stores = (!by_slice && !is_alone) || !may_wait;
     fcdp_status status = fcdp__region_begin_fill(group->region, plan->fill_mask);
     if (!status && use->packed)

@@ -53,12 +53,13 @@ fcdp_status fcdp__spilled_fetch(fcdp_group *group, const fcdp_program *program) 
 void fcdp__spilled_open(fcdp_engine *engine) {
     const fcdp_options *options = &engine->options;
     if (!options->spill_dir[0]) return;
-    uint32_t n_buffers = (uint32_t)options->prefetch + BUFFERS_BESIDE_PREFETCH;
-    fcdp_status status = fcdp__spill_open(engine->drv, options->spill_dir, n_buffers, &engine->counts,
-                                          &engine->spill);
+    /* a disk is waited for for longer than a peer, whose failure says more */
+    fcdp_spill_config config = {.n_buffers = (uint32_t)options->prefetch + BUFFERS_BESIDE_PREFETCH,
+                                .timeout_s = 2 * options->timeout_s,
+                                .counts = &engine->counts};
+    fcdp_status status = fcdp__spill_open(engine->drv, options->spill_dir, &config, &engine->spill);
     if (status)
-        snprintf(engine->spill_lacks, sizeof engine->spill_lacks, "%s; nothing is kept there",
-                 fcdp_error_text());
+        snprintf(engine->spill_lacks, sizeof engine->spill_lacks, "%s", fcdp_error_text());
     else if (fcdp__spill_lacks(engine->spill)[0])
         snprintf(engine->spill_lacks, sizeof engine->spill_lacks, "FCDP_SPILL_DIR=%s: %s", options->spill_dir,
                  fcdp__spill_lacks(engine->spill));
@@ -66,9 +67,9 @@ void fcdp__spilled_open(fcdp_engine *engine) {
 
 void fcdp__spilled_warn(const fcdp_comm *comm) {
     fcdp_engine *engine = comm->engine;
-    if (comm->topology.local == 0 && engine->spill_lacks[0])
+    if (comm->topology.local == 0 && engine->spill_lacks[0] && !engine->spill_warned)
         fcdp__log(FCDP_LOG_WARN, "%s", engine->spill_lacks);
-    engine->spill_lacks[0] = 0;
+    engine->spill_warned = true;
 }
 
 fcdp_status fcdp_group_attach_file(fcdp_group *group) {
@@ -78,7 +79,8 @@ fcdp_status fcdp_group_attach_file(fcdp_group *group) {
     if (status) return status;
     if (group->region) return fcdp__fail(FCDP_ERR_INVALID, "'%s': attach once", group->name);
     if (!engine->spill)
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "'%s': there is no FCDP_SPILL_DIR to use", group->name);
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "%s",
+                          engine->spill_lacks[0] ? engine->spill_lacks : "FCDP_SPILL_DIR is not set");
     if (engine->options.pin == FCDP_PIN_NEVER)
         return fcdp__fail(FCDP_ERR_UNSUPPORTED,
                           "'%s': FCDP_SPILL_DIR needs page-locked memory, and FCDP_PIN is never",

@@ -20,7 +20,8 @@
  * memory, which has no room; FCDP_ERR_NO_HOST_MEM: the disk has none either. */
 fcdp_status fcdp_group_attach_file(fcdp_group *group) FCDP_MUST_CHECK;
 
-/* The engine's file, if there is a directory for one; else what is wrong with it is for warn to say. */
+/* The engine's file, if there is a directory for one; else what is wrong with it is for warn to say, and for
+ * fcdp_group_attach_file. */
 void fcdp__spilled_open(fcdp_engine *engine);
 void fcdp__spilled_warn(const fcdp_comm *comm);
 

@@ -299,8 +299,7 @@ uint32_t fcdp_group_missing(const fcdp_group *group) {
 static fcdp_status begin_or_put_off(fcdp_group *group, const fcdp_program *program,
                                     const fcdp_unshard_args *args) {
     const fcdp_comm *comm = group->comm;
-    bool at_once = (comm->engine->options.prefetch > 0 && comm->ahead) || fcdp__group_is_stale(group) ||
-                   fcdp__group_is_spilled(group); /* what was fetched holds a buffer until then */
+    bool at_once = (comm->engine->options.prefetch > 0 && comm->ahead) || fcdp__group_is_stale(group);
     bool begun = true;
     fcdp_status status = at_once ? begin_now(group, program, args, &begun) : FCDP_OK;
     group->pass = args->pass;

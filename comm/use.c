@@ -233,7 +233,7 @@ bool fcdp_group_has_begun(const fcdp_group *group) {
 }
 
 bool fcdp_group_begins_alone(const fcdp_group *group) {
-    return !fcdp__group_is_stale(group) && !fcdp__group_by_slice(group) && !fcdp__group_is_spilled(group);
+    return !fcdp__group_is_stale(group) && !fcdp__group_by_slice(group);
 }
 
 /* ---- wait ---- */

@@ -7,10 +7,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -22,7 +24,7 @@ struct io_uring {
 };
 #endif
 
-enum { REGISTERED_BUFFERS = 64 };
+enum { REGISTERED_BUFFERS = 64, MOST_AGAIN = 1000 };
 static const size_t REGISTERED_BYTES = (size_t)1 << 30; /* the most of one that the kernel takes */
 
 struct fcdp_disk {
@@ -42,9 +44,22 @@ bool fcdp__disk_without_uring;
 
 #ifdef FCDP_HAVE_LIBURING
 
+/* Linux 5.6 and later. */
+static bool ring_reads_and_writes(struct io_uring *ring) {
+    struct io_uring_probe *probe = io_uring_get_probe_ring(ring);
+    bool does = probe && io_uring_opcode_supported(probe, IORING_OP_READ) &&
+                io_uring_opcode_supported(probe, IORING_OP_WRITE);
+    if (probe) io_uring_free_probe(probe);
+    return does;
+}
+
 /* 0, or a negative errno. */
 static int ring_open(fcdp_disk *disk) {
     int error = fcdp__disk_without_uring ? -EPERM : io_uring_queue_init(FCDP_DISK_DEPTH, &disk->ring, 0);
+    if (!error && !ring_reads_and_writes(&disk->ring)) {
+        io_uring_queue_exit(&disk->ring);
+        error = -ENOSYS;
+    }
     disk->uring = !error;
     disk->registered = !error && !io_uring_register_buffers_sparse(&disk->ring, REGISTERED_BUFFERS);
     return error;
@@ -132,13 +147,17 @@ static int unnamed_open(const char *dir, int flags) {
     if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT)) return fd;
     if (snprintf(path, sizeof path, "%s/.fcdp-spill-XXXXXX", dir) >= (int)sizeof path) return -1;
     fd = mkostemp(path, O_CLOEXEC | flags);
-    if (fd >= 0) unlink(path);
+    int error = errno;
+    unlink(path); /* it may be there although it could not be opened */
+    errno = error;
     return fd;
 }
 
 static void lacks(fcdp_disk *disk, const char *what, int error) {
     size_t n = strlen(disk->lacks);
-    snprintf(disk->lacks + n, sizeof disk->lacks - n, "%s%s (%s)", n ? "; " : "", what, strerror(error));
+    n += (size_t)snprintf(disk->lacks + n, sizeof disk->lacks - n, "%s%s", n ? "; " : "", what);
+    if (error && n < sizeof disk->lacks)
+        snprintf(disk->lacks + n, sizeof disk->lacks - n, " (%s)", strerror(error));
 }
 
 fcdp_status fcdp__disk_open(const char *dir, fcdp_disk **disk_out) {
@@ -155,6 +174,8 @@ fcdp_status fcdp__disk_open(const char *dir, fcdp_disk **disk_out) {
         free(disk);
         return dir_fail(dir);
     }
+    struct statfs of;
+    if (!fstatfs(disk->fd, &of) && of.f_type == TMPFS_MAGIC) lacks(disk, "it is memory, and not a disk", 0);
     int error = ring_open(disk);
     if (error) lacks(disk, "no io_uring, so one block is read or written at a time", -error);
     *disk_out = disk;
@@ -187,8 +208,11 @@ fcdp_status fcdp__disk_reserve(fcdp_disk *disk, uint64_t offset, size_t bytes) {
     do error = fallocate(disk->fd, 0, (off_t)offset, (off_t)bytes) ? errno : 0;
     while (error == EINTR);
     if (!error || error == EOPNOTSUPP) return FCDP_OK;
-    bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
-    return fcdp__fail(full ? FCDP_ERR_NO_HOST_MEM : FCDP_ERR_SYSTEM, "FCDP_SPILL_DIR: %s", strerror(error));
+    return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "%s", strerror(error));
+}
+
+void fcdp__disk_truncate(fcdp_disk *disk) {
+    if (ftruncate(disk->fd, 0)) fcdp__log(FCDP_LOG_DEBUG, "FCDP_SPILL_DIR: %s", strerror(errno));
 }
 
 int fcdp__disk_register(fcdp_disk *disk, int index, char *at, size_t bytes) {
@@ -216,6 +240,7 @@ static void ask(fcdp_disk *disk, fcdp_disk_block *block) {
 void fcdp__disk_begin(fcdp_disk *disk, fcdp_disk_block *block) {
     FCDP_CHECK(1, fcdp__disk_has_room(disk) && block->bytes && block->bytes <= FCDP_DISK_BLOCK_BYTES);
     block->done = 0;
+    block->n_again = 0;
     block->error = 0;
     disk->n++;
     ask(disk, block);
@@ -238,7 +263,7 @@ fcdp_disk_block *fcdp__disk_end(fcdp_disk *disk) {
         fcdp_disk_block *block;
         int64_t result = disk->uring ? ring_await(disk, &block) : first_do(disk, &block);
         if (fcdp__disk_fault) result = fcdp__disk_fault(block, result);
-        if (result == -EINTR || result == -EAGAIN) {
+        if ((result == -EINTR || result == -EAGAIN) && block->n_again++ < MOST_AGAIN) {
             ask(disk, block);
             continue;
         }

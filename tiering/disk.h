@@ -4,7 +4,7 @@
  * where it refuses io_uring (seccomp, kernel.io_uring_disabled), by pread and pwrite, one block at a time.
  * The file has no name: it is gone when the process is, however that ends.
  *
- * Threads: one calls begin and end; the others' functions may be called beside it.
+ * Threads: one calls begin, end and has_room; any thread may call the others beside it.
  */
 #ifndef FCDP_DISK_H
 #define FCDP_DISK_H
@@ -24,7 +24,8 @@ typedef struct fcdp_disk_block {
     int buffer; /* of fcdp__disk_register, in which `at` lies; -1: none */
     void *owner;
     int error;   /* when it has ended: an errno, or 0. A transfer that stops short is EIO. */
-    size_t done; /* the disk's */
+    size_t done; /* the disk's, as is n_again */
+    unsigned n_again;
     struct fcdp_disk_block *next;
 } fcdp_disk_block;
 
@@ -33,10 +34,13 @@ fcdp_status fcdp__disk_open(const char *dir, fcdp_disk **disk_out) FCDP_MUST_CHE
 void fcdp__disk_close(fcdp_disk *disk);
 /* What of the above the machine does not have, for the user; "": nothing. */
 const char *fcdp__disk_lacks(const fcdp_disk *disk);
-/* The same of a directory, without a file that stays. */
+/* What open would find there; no file stays. */
 fcdp_status fcdp__disk_probe(const char *dir, char *lacks_out, size_t n_bytes) FCDP_MUST_CHECK;
-/* Room for [offset, offset + bytes). FCDP_ERR_NO_HOST_MEM: the disk, or a quota on it, is full. */
+/* Room for [offset, offset + bytes). FCDP_ERR_NO_HOST_MEM: there is none: the disk, or a quota on it, is
+ * full, or it fails. */
 fcdp_status fcdp__disk_reserve(fcdp_disk *disk, uint64_t offset, size_t bytes) FCDP_MUST_CHECK;
+/* It has no bytes any more. No block is under way. */
+void fcdp__disk_truncate(fcdp_disk *disk);
 /* Memory that blocks come from, page aligned, until the disk is closed or the next call with this index.
  * -1: it has no room for more, or the kernel does not; it can be used all the same. */
 int fcdp__disk_register(fcdp_disk *disk, int index, char *at, size_t bytes);

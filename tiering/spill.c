@@ -7,13 +7,14 @@
  *     FILLING   a stream copies `of` into it; `filled` is set behind the copy
  *     WRITING   the thread writes it to the file
  *     READING   the thread reads it from the file
+ *     BROKEN    a failed device may still write into it: it is used no more
  *
  *     a slice is in at most one buffer       in_file <=> the file has what was stored last, and the checksums
  *     a buffer may take another slice <=> IDLE && !claimed && the last copy from it has passed
  *
- * What is claimed (fetched, and not loaded yet) is the one state that does not end by itself. Where all
- * buffers are claimed one more is made, so that no wait for a buffer waits for another thread of the
- * program.
+ * A thread waits for a buffer that ends by itself, or by what it has enqueued itself: not for one that is
+ * claimed (fetched, and not loaded yet), nor for one that another model's gather is to fill, for which a
+ * peer may wait for this thread. Where there are only such, one more is made.
  *
  * A stream's host function may take no lock that a caller of the driver holds, so it only sets a flag and
  * raises a semaphore.
@@ -30,13 +31,14 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "base/size.h"
 #include "tiering/disk.h"
 #include "tiering/foresight.h"
 #include "tiering/trace_events.h"
 
 enum { BLOCK = FCDP_DISK_BLOCK_BYTES, LOOK_NS = 1000000000, HUGE = 2 << 20, SMALL = 64 << 10 };
 
-typedef enum buffer_state { IDLE, FILLING, WRITING, READING } buffer_state;
+typedef enum buffer_state { IDLE, FILLING, WRITING, READING, BROKEN } buffer_state;
 
 typedef struct buffer {
     struct buffer *next; /* fixed */
@@ -49,6 +51,7 @@ typedef struct buffer {
     size_t capacity_bytes;
     buffer_state state;
     fcdp_spilled *of;
+    uint64_t version;      /* of `of`, which it holds or is to hold */
     bool claimed, loading; /* loading: `loaded` may not have passed */
     uint64_t last_use, asked;
     fcdp_stream filler; /* FILLING: the stream */
@@ -66,13 +69,16 @@ struct fcdp_spilled {
     uint64_t offset;
     size_t bytes, file_bytes; /* file_bytes: in whole sectors */
     uint64_t *sums;           /* one a block; the thread's while it writes or reads, else constant */
-    bool in_file;             /* under the mutex */
+    bool in_file;             /* under the mutex, as are the rest */
+    uint64_t version;         /* what was stored last */
+    fcdp_stream filler;       /* that stored it */
 };
 
 struct fcdp_spill {
     fcdp_driver *drv;
     fcdp_disk *disk;
     fcdp_counts *counts;
+    uint64_t patience_ns; /* with a disk that does not answer */
     pthread_t thread;
     sem_t wake;
     fcdp_disk_block blocks[FCDP_DISK_DEPTH];
@@ -81,7 +87,7 @@ struct fcdp_spill {
     pthread_cond_t changed;
     buffer *buffers;
     uint32_t n_buffers, n_wanted;
-    size_t most_bytes; /* of a slice */
+    size_t most_bytes; /* of a slice that has a place */
     fcdp_spilled *free;
     uint64_t end, used_bytes; /* of the file */
     uint64_t clock;
@@ -215,8 +221,8 @@ static void memory_free(fcdp_spill *spill, buffer *b) {
     b->capacity_bytes = 0;
 }
 
-/* Aligned, in huge pages where the system has them: of 4 KiB pages, a block has more pieces than most disks take
- * in one request. NULL: no memory. */
+/* Aligned, in huge pages where the system has them: of 4 KiB pages, a block has more pieces than most disks
+ * take in one request. NULL: no memory. */
 static char *memory_map(size_t bytes) {
     char *mapped = mmap(NULL, bytes + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) return NULL;
@@ -249,7 +255,7 @@ static fcdp_status memory_make(fcdp_spill *spill, buffer *b, size_t bytes) {
 }
 
 /* With the mutex, which keeps other threads from the list. */
-static fcdp_status buffer_make(fcdp_spill *spill, buffer **made_out) {
+static fcdp_status buffer_make(fcdp_spill *spill, size_t bytes, buffer **made_out) {
     buffer *b = calloc(1, sizeof *b);
     if (!b) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a buffer of FCDP_SPILL_DIR");
     b->spill = spill;
@@ -259,7 +265,7 @@ static fcdp_status buffer_make(fcdp_spill *spill, buffer **made_out) {
         free(b);
         return status;
     }
-    status = memory_make(spill, b, spill->most_bytes);
+    status = memory_make(spill, b, bytes);
     if (status) {
         fcdp__driver_event_destroy(spill->drv, b->loaded);
         free(b);
@@ -280,29 +286,40 @@ static fcdp_status loaded_query(buffer *b) {
     return status;
 }
 
-/* With the mutex: the one that was used longest ago, of those that may take another slice, of `bytes`;
- * NULL: none. */
-static fcdp_status free_find(fcdp_spill *spill, size_t bytes, buffer **found_out) {
+/* With the mutex: the one that was used longest ago, of those that may take another slice; NULL: none. Of
+ * less than `bytes`, if there is no other, and if `any`. */
+static fcdp_status free_find(fcdp_spill *spill, size_t bytes, bool any, buffer **found_out) {
     buffer *best = NULL;
     *found_out = NULL;
     for (buffer *b = spill->buffers; b; b = b->next) {
-        if (b->state != IDLE || b->claimed || b->capacity_bytes < bytes) continue;
+        bool suits = b->capacity_bytes >= bytes;
+        if (b->state != IDLE || b->claimed || (!any && !suits)) continue;
         fcdp_status status = loaded_query(b);
         if (status == FCDP_PENDING) continue;
         if (status) return status;
-        if (!best || !b->of || (best->of && b->last_use < best->last_use)) best = b;
+        bool best_suits = best && best->capacity_bytes >= bytes;
+        if (best && suits != best_suits) {
+            if (suits) best = b;
+        } else if (!best || !b->of || (best->of && b->last_use < best->last_use)) {
+            best = b;
+        }
     }
     *found_out = best;
     return FCDP_OK;
 }
 
-/* With the mutex, which is released meanwhile: wait for what ends by itself. A stream that has failed never
- * runs its host function. */
-static fcdp_status any_await(fcdp_spill *spill, bool *none_out) {
+/* Of the thread that has given `filler` its copies. */
+static bool ends_by_itself(const buffer *b, fcdp_stream filler) {
+    return b->state == WRITING || b->state == READING || (b->state == FILLING && b->filler == filler);
+}
+
+/* With the mutex, which is released meanwhile: wait for what ends by itself; *none_out: nothing does. A
+ * stream that has failed never runs its host function. */
+static fcdp_status any_await(fcdp_spill *spill, fcdp_stream filler, bool *none_out) {
     buffer *busy = NULL, *loading = NULL;
     fcdp_status status = FCDP_OK;
     for (buffer *b = spill->buffers; b; b = b->next) {
-        if (b->state != IDLE) busy = b;
+        if (ends_by_itself(b, filler)) busy = b;
         if (b->state == IDLE && !b->claimed && b->loading) loading = b;
     }
     *none_out = !busy && !loading;
@@ -310,6 +327,7 @@ static fcdp_status any_await(fcdp_spill *spill, bool *none_out) {
         pthread_mutex_unlock(&spill->mutex);
         status = fcdp__driver_event_sync(spill->drv, loading->loaded);
         pthread_mutex_lock(&spill->mutex);
+        if (!status) status = loaded_query(loading);
     } else if (busy && !fcdp__condition_wait(&spill->changed, &spill->mutex, fcdp__now_ns() + LOOK_NS)) {
         for (buffer *b = spill->buffers; b && status >= 0; b = b->next)
             if (b->state == FILLING) status = fcdp__driver_stream_query(spill->drv, b->filler);
@@ -317,24 +335,34 @@ static fcdp_status any_await(fcdp_spill *spill, bool *none_out) {
     return status < 0 ? status : FCDP_OK;
 }
 
+static fcdp_status late_fail(const fcdp_spill *spill) {
+    return fcdp__fail(FCDP_ERR_TIMEOUT, "the disk of FCDP_SPILL_DIR has not answered for %.0f s",
+                      (double)spill->patience_ns / 1e9);
+}
+
 /* With the mutex, which may be released meanwhile. The buffer is IDLE and holds nothing. */
-static fcdp_status take(fcdp_spill *spill, size_t bytes, buffer **taken_out) {
+static fcdp_status take(fcdp_spill *spill, size_t bytes, fcdp_stream filler, buffer **taken_out) {
     fcdp_status status = FCDP_OK;
-    uint64_t start_ns = 0;
+    uint64_t start_ns = fcdp__now_ns();
     for (*taken_out = NULL; !*taken_out && !status;) {
         bool none = false;
-        status = free_find(spill, bytes, taken_out);
+        status = free_find(spill, bytes, true, taken_out);
         if (status || *taken_out) break;
-        if (!start_ns) start_ns = fcdp__now_ns();
-        status = any_await(spill, &none);
-        if (!status && none) status = buffer_make(spill, taken_out);
+        status = any_await(spill, filler, &none);
+        if (!status && none) status = buffer_make(spill, bytes, taken_out);
+        if (!status && !*taken_out && fcdp__now_ns() - start_ns > spill->patience_ns)
+            status = late_fail(spill);
     }
-    if (start_ns) {
-        fcdp__count(spill->counts, FCDP_COUNT_SPILL_WAITS, 1);
-        fcdp__count(spill->counts, FCDP_COUNT_SPILL_WAIT_NS, fcdp__now_ns() - start_ns);
-    }
-    if (!status) (*taken_out)->of = NULL;
-    return status;
+    if (status) return status;
+    (*taken_out)->of = NULL;
+    if ((*taken_out)->capacity_bytes >= bytes) return FCDP_OK;
+    memory_free(spill, *taken_out);
+    return memory_make(spill, *taken_out, bytes);
+}
+
+static void wait_count(const fcdp_spill *spill, uint64_t start_ns) {
+    fcdp__count(spill->counts, FCDP_COUNT_SPILL_WAITS, 1);
+    fcdp__count(spill->counts, FCDP_COUNT_SPILL_WAIT_NS, fcdp__now_ns() - start_ns);
 }
 
 /* With the mutex. NULL: no buffer holds it, or is about to. */
@@ -351,11 +379,16 @@ static void touch(fcdp_spill *spill, buffer *b) {
 /* With the mutex: wait until no transfer of the slice is under way. */
 static fcdp_status settle(fcdp_spilled *slice) {
     fcdp_spill *spill = slice->spill;
+    uint64_t start_ns = fcdp__now_ns();
     fcdp_status status = FCDP_OK;
     for (buffer *b = buffer_of(slice); !status && b && b->state != IDLE; b = buffer_of(slice)) {
         if (fcdp__condition_wait(&spill->changed, &spill->mutex, fcdp__now_ns() + LOOK_NS)) continue;
-        if (b->state == FILLING) status = fcdp__driver_stream_query(spill->drv, b->filler);
-        if (status == FCDP_PENDING) status = FCDP_OK;
+        if (b->state == FILLING) {
+            status = fcdp__driver_stream_query(spill->drv, b->filler);
+            if (status == FCDP_PENDING) status = FCDP_OK;
+        } else if (fcdp__now_ns() - start_ns > spill->patience_ns) {
+            status = late_fail(spill);
+        }
     }
     return status;
 }
@@ -364,7 +397,9 @@ static fcdp_status settle(fcdp_spilled *slice) {
 
 /* With the mutex. */
 static void read_begin(fcdp_spill *spill, buffer *b, fcdp_spilled *slice) {
+    FCDP_CHECK(1, slice->in_file && !buffer_of(slice));
     b->of = slice;
+    b->version = slice->version;
     b->state = READING;
     b->n_begun = b->n_ended = 0;
     b->error = 0;
@@ -389,28 +424,37 @@ static void read_ahead(fcdp_spill *spill) {
         fcdp_spilled *slice = (fcdp_spilled *)next[i]; /* the foresight knows no more than addresses */
         buffer *b = NULL;
         if (!slice->in_file || buffer_of(slice)) continue;
-        if (free_find(spill, slice->file_bytes, &b) || !b || b->last_use > before) return;
+        if (free_find(spill, slice->file_bytes, false, &b) || !b || b->last_use > before) return;
         touch(spill, b);
         read_begin(spill, b, slice);
     }
 }
 
-/* With the mutex. */
-static bool fetch(fcdp_spilled *slice) {
+/* With the mutex, which may be released meanwhile: others may begin to read it then. FCDP_PENDING: it is
+ * lost. */
+static fcdp_status fetch(fcdp_spilled *slice) {
     fcdp_spill *spill = slice->spill;
+    uint64_t start_ns = fcdp__now_ns();
     for (;;) {
         buffer *b = buffer_of(slice);
+        if (b && b->version != slice->version) return FCDP_PENDING; /* a fault of this file's */
         if (b) b->claimed = true;
+        if (b && b->state == BROKEN) return FCDP_PENDING;
         if (b && b->state != READING) {
             touch(spill, b);
-            return true;
+            return FCDP_OK;
         }
         if (b) {
             (void)fcdp__condition_wait(&spill->changed, &spill->mutex, fcdp__now_ns() + LOOK_NS);
-            if (b->of == NULL) b->claimed = false; /* it could not be read */
+            bool late = b->state == READING && fcdp__now_ns() - start_ns > spill->patience_ns;
+            if (b->of == NULL || late) b->claimed = false; /* it could not be read */
+            if (late) return late_fail(spill);
             continue;
         }
-        if (!slice->in_file || take(spill, slice->file_bytes, &b)) return false;
+        if (!slice->in_file) return FCDP_PENDING;
+        fcdp_status status = take(spill, slice->file_bytes, slice->filler, &b);
+        if (status) return status;
+        if (buffer_of(slice) || !slice->in_file) continue; /* what was taken is free */
         b->claimed = true;
         read_begin(spill, b, slice);
     }
@@ -420,16 +464,20 @@ bool fcdp__spill_fetch(fcdp_spilled *slice) {
     fcdp_spill *spill = slice->spill;
     pthread_mutex_lock(&spill->mutex);
     buffer *b = buffer_of(slice);
-    uint64_t start_ns = b && b->state != READING ? 0 : fcdp__now_ns();
-    bool there = fetch(slice);
-    if (start_ns && there) {
-        fcdp__count(spill->counts, FCDP_COUNT_SPILL_WAITS, 1);
-        fcdp__count(spill->counts, FCDP_COUNT_SPILL_WAIT_NS, fcdp__now_ns() - start_ns);
+    uint64_t start_ns = fcdp__now_ns();
+    bool waits = !(b && b->state != READING) && slice->version;
+    fcdp_status status = fetch(slice);
+    if (waits) wait_count(spill, start_ns);
+    if (status < 0 && !spill->warned) {
+        spill->warned = true;
+        fcdp__log(FCDP_LOG_WARN, "FCDP_SPILL_DIR: '%s' cannot be read, and is gathered again: %s",
+                  slice->name, fcdp_error_text());
     }
+    if (status < 0) fcdp__count(spill->counts, FCDP_COUNT_SPILL_FAILURES, 1);
     fcdp__foresight_note(&spill->foresight, slice, false);
     read_ahead(spill);
     pthread_mutex_unlock(&spill->mutex);
-    return there;
+    return status == FCDP_OK;
 }
 
 /* ---- the copies ---- */
@@ -440,35 +488,57 @@ static void on_filled(void *context) {
     sem_post(&b->spill->wake);
 }
 
-fcdp_status fcdp__spill_store(fcdp_spilled *slice, fcdp_dptr from, fcdp_stream stream) {
+/* A copy may be under way all the same when a call has failed. False: nobody can tell. */
+static bool is_over(const fcdp_spill *spill, fcdp_stream stream) {
+    return fcdp__driver_stream_sync(spill->drv, stream) == FCDP_OK;
+}
+
+/* With the mutex. A buffer for new content of the slice: of the same slice, or one that is taken. */
+static fcdp_status filling_begin(fcdp_spilled *slice, fcdp_stream stream, buffer **b_out) {
     fcdp_spill *spill = slice->spill;
-    pthread_mutex_lock(&spill->mutex);
+    uint64_t start_ns = fcdp__now_ns();
     fcdp_status status = settle(slice);
     slice->in_file = false;
-    buffer *b = buffer_of(slice);
+    slice->version++;
+    slice->filler = stream;
+    buffer *b = buffer_of(slice), *idle = NULL;
     if (!status && b && b->loading) status = fcdp__driver_stream_wait(spill->drv, stream, b->loaded);
-    if (!status && !b) status = take(spill, slice->file_bytes, &b);
-    if (!status) {
-        b->of = slice;
-        b->claimed = false;
-        b->state = FILLING;
-        b->filler = stream;
-        b->asked = ++spill->clock;
-        atomic_store_explicit(&b->filled, false, memory_order_relaxed);
-        touch(spill, b);
-        fcdp__foresight_note(&spill->foresight, slice, true);
-        read_ahead(spill);
+    if (status && b && b->state == IDLE) b->of = NULL;
+    if (status) return status;
+    if (!b) {
+        status = free_find(spill, slice->file_bytes, false, &idle);
+        if (!status) status = take(spill, slice->file_bytes, stream, &b);
+        if (!idle) wait_count(spill, start_ns);
     }
+    if (status) return status;
+    b->of = slice;
+    b->version = slice->version;
+    b->claimed = false;
+    b->state = FILLING;
+    b->filler = stream;
+    b->asked = ++spill->clock;
+    atomic_store_explicit(&b->filled, false, memory_order_relaxed);
+    touch(spill, b);
+    *b_out = b;
+    return FCDP_OK;
+}
+
+fcdp_status fcdp__spill_store(fcdp_spilled *slice, fcdp_dptr from, fcdp_stream stream) {
+    fcdp_spill *spill = slice->spill;
+    buffer *b = NULL;
+    pthread_mutex_lock(&spill->mutex);
+    fcdp_status status = filling_begin(slice, stream, &b);
+    fcdp__foresight_note(&spill->foresight, slice, true);
+    read_ahead(spill);
     pthread_mutex_unlock(&spill->mutex);
     if (status) return status;
     status = fcdp__driver_copy_d2h(spill->drv, b->at, from, slice->bytes, stream);
     if (!status) status = fcdp__driver_host_function(spill->drv, stream, on_filled, b);
     if (!status) return FCDP_OK;
-    /* A copy may be under way all the same. */
     fcdp_failure failure = fcdp__failure_keep(status);
-    (void)!fcdp__driver_stream_sync(spill->drv, stream);
+    bool over = is_over(spill, stream);
     pthread_mutex_lock(&spill->mutex);
-    b->state = IDLE;
+    b->state = over ? IDLE : BROKEN;
     b->of = NULL;
     pthread_cond_broadcast(&spill->changed);
     pthread_mutex_unlock(&spill->mutex);
@@ -479,19 +549,21 @@ fcdp_status fcdp__spill_load(fcdp_spilled *slice, fcdp_dptr to, fcdp_stream stre
     fcdp_spill *spill = slice->spill;
     pthread_mutex_lock(&spill->mutex);
     buffer *b = buffer_of(slice);
-    if (b && !b->claimed) b = NULL;
+    if (b && (!b->claimed || b->version != slice->version)) b = NULL;
     pthread_mutex_unlock(&spill->mutex);
     if (!b) return fcdp__fail(FCDP_ERR_INVALID, "'%s' was not fetched from FCDP_SPILL_DIR", slice->name);
     fcdp_status status = fcdp__driver_copy_h2d(spill->drv, to, b->at, slice->bytes, stream);
     if (!status) status = fcdp__driver_event_record(spill->drv, b->loaded, stream);
-    if (status) { /* A copy may be under way all the same. */
+    bool over = true;
+    if (status) {
         fcdp_failure failure = fcdp__failure_keep(status);
-        (void)!fcdp__driver_stream_sync(spill->drv, stream);
+        over = is_over(spill, stream);
         status = fcdp__failure_restore(&failure);
     }
     pthread_mutex_lock(&spill->mutex);
     b->claimed = false;
     b->loading = !status;
+    if (!over) b->state = b->state == IDLE ? BROKEN : b->state; /* else the thread is at it, and reads too */
     pthread_cond_broadcast(&spill->changed);
     pthread_mutex_unlock(&spill->mutex);
     return status;
@@ -505,28 +577,35 @@ static void slice_free(fcdp_spilled *slice) {
     free(slice);
 }
 
-/* With the mutex: buffers of at least `bytes`, n_wanted of them. What a smaller one holds goes. */
+/* With the mutex: n_wanted buffers of at least `bytes`. What a smaller one holds goes; one that is in use
+ * is replaced when it is taken next. */
 static fcdp_status buffers_fit(fcdp_spill *spill, size_t bytes) {
     fcdp_status status = FCDP_OK;
-    if (bytes > spill->most_bytes) spill->most_bytes = bytes;
     while (!status && spill->n_buffers < spill->n_wanted) {
         buffer *made;
-        status = buffer_make(spill, &made);
+        status = buffer_make(spill, bytes, &made);
     }
     for (buffer *b = spill->buffers; b && !status; b = b->next) {
-        if (b->capacity_bytes >= bytes) continue;
-        bool none;
-        while (!status && (b->state != IDLE || b->claimed || loaded_query(b))) {
-            status = any_await(spill, &none);
-            if (!status && none) /* by another thread's use, under way */
-                status = fcdp__fail(FCDP_ERR_NO_HOST_MEM, "the buffers of FCDP_SPILL_DIR are in use");
-        }
-        if (status) break;
+        if (b->capacity_bytes >= bytes || b->state != IDLE || b->claimed || loaded_query(b)) continue;
         b->of = NULL;
         memory_free(spill, b);
         status = memory_make(spill, b, bytes);
     }
     return status;
+}
+
+/* With the mutex: no slice has a place any more. */
+static void all_give(fcdp_spill *spill) {
+    for (buffer *b = spill->buffers; b; b = b->next)
+        if (b->state == IDLE && !b->loading) memory_free(spill, b);
+    while (spill->free) {
+        fcdp_spilled *slice = spill->free;
+        spill->free = slice->next;
+        slice_free(slice);
+    }
+    spill->end = 0;
+    spill->most_bytes = 0;
+    fcdp__disk_truncate(spill->disk);
 }
 
 /* With the mutex. */
@@ -561,12 +640,17 @@ fcdp_status fcdp__spill_reserve(fcdp_spill *spill, const char *name, uint32_t ob
                              ? FCDP_OK
                              : fcdp__fail(FCDP_ERR_SYSTEM, "no memory for '%s' in FCDP_SPILL_DIR", name);
     pthread_mutex_lock(&spill->mutex);
-    if (!status) status = buffers_fit(spill, slice->file_bytes);
+    size_t most = slice->file_bytes > spill->most_bytes ? slice->file_bytes : spill->most_bytes;
+    if (!status) status = buffers_fit(spill, most);
     if (!status) status = place_find(spill, slice);
+    if (!status) spill->most_bytes = most;
     if (!status) spill->used_bytes += slice->file_bytes;
+    if (status && !spill->used_bytes) all_give(spill);
     fcdp__trace_set(FCDP_COUNT_SPILL_BYTES, spill->used_bytes);
     pthread_mutex_unlock(&spill->mutex);
     if (status) {
+        status = fcdp__fail(status, "%s in FCDP_SPILL_DIR for '%s': %s", fcdp__size_text(bytes).s,
+                            slice->name, fcdp_error_text());
         slice_free(slice);
         return status;
     }
@@ -581,10 +665,14 @@ void fcdp__spill_release(fcdp_spilled *slice) {
     pthread_mutex_lock(&spill->mutex);
     if (settle(slice)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     buffer *b = buffer_of(slice);
-    if (b) { /* not IDLE: the device has failed, and nothing copies any more */
-        b->state = IDLE;
-        if (b->loading && fcdp__driver_event_sync(spill->drv, b->loaded))
-            fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    if (b &&
+        (b->state == WRITING || b->state == READING)) { /* a disk that does not answer: the thread has it */
+        pthread_mutex_unlock(&spill->mutex);
+        return;
+    }
+    if (b) {
+        bool over = b->state == IDLE && (!b->loading || !fcdp__driver_event_sync(spill->drv, b->loaded));
+        b->state = over ? IDLE : BROKEN;
         b->loading = b->claimed = false;
         b->of = NULL;
     }
@@ -594,6 +682,7 @@ void fcdp__spill_release(fcdp_spilled *slice) {
     slice->in_file = false;
     slice->next = spill->free;
     spill->free = slice;
+    if (!spill->used_bytes) all_give(spill);
     pthread_cond_broadcast(&spill->changed);
     pthread_mutex_unlock(&spill->mutex);
 }
@@ -607,7 +696,7 @@ uint64_t fcdp__spill_bytes(fcdp_spill *spill) {
 
 /* ---- life ---- */
 
-fcdp_status fcdp__spill_open(fcdp_driver *drv, const char *dir, uint32_t n_buffers, fcdp_counts *counts,
+fcdp_status fcdp__spill_open(fcdp_driver *drv, const char *dir, const fcdp_spill_config *config,
                              fcdp_spill **spill_out) {
     fcdp_spill *spill = calloc(1, sizeof *spill);
     if (!spill) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for FCDP_SPILL_DIR");
@@ -617,8 +706,9 @@ fcdp_status fcdp__spill_open(fcdp_driver *drv, const char *dir, uint32_t n_buffe
         return status;
     }
     spill->drv = drv;
-    spill->counts = counts;
-    spill->n_wanted = n_buffers;
+    spill->counts = config->counts;
+    spill->n_wanted = config->n_buffers;
+    spill->patience_ns = (uint64_t)(config->timeout_s * 1e9);
     pthread_mutex_init(&spill->mutex, NULL);
     fcdp__condition_init(&spill->changed);
     sem_init(&spill->wake, 0, 0);
@@ -647,7 +737,7 @@ void fcdp__spill_close(fcdp_spill *spill) {
     while (spill->buffers) {
         buffer *b = spill->buffers;
         spill->buffers = b->next;
-        memory_free(spill, b);
+        if (b->state == IDLE) memory_free(spill, b); /* else the device may write there yet */
         fcdp__driver_event_destroy(spill->drv, b->loaded);
         free(b);
     }

@@ -11,7 +11,8 @@
  * is read ahead (foresight.h). So a fetch waits for the disk only where the disk is slower than the steps.
  *
  * What the disk does not give back as it was stored is lost: fetch says so, and the caller gets the bytes
- * from elsewhere. Nothing here fails because a disk does.
+ * from elsewhere. Once a slice has its place, nothing fails because a disk does, unless
+ * that does not answer at all.
  *
  * Threads: calls on one slice are the caller's to order; on several, any threads.
  */
@@ -24,9 +25,13 @@
 typedef struct fcdp_spill fcdp_spill;
 typedef struct fcdp_spilled fcdp_spilled; /* a slice */
 
-/* `n_buffers` >= 2; `counts`: whose FCDP_COUNT_SPILL_... are raised. FCDP_ERR_OPTION: the directory cannot
- * be used. */
-fcdp_status fcdp__spill_open(fcdp_driver *drv, const char *dir, uint32_t n_buffers, fcdp_counts *counts,
+typedef struct fcdp_spill_config {
+    uint32_t n_buffers;  /* >= 2 */
+    double timeout_s;    /* how long to wait for a disk that does not answer */
+    fcdp_counts *counts; /* whose FCDP_COUNT_SPILL_... are raised */
+} fcdp_spill_config;
+/* FCDP_ERR_OPTION: the directory cannot be used. */
+fcdp_status fcdp__spill_open(fcdp_driver *drv, const char *dir, const fcdp_spill_config *config,
                              fcdp_spill **spill_out) FCDP_MUST_CHECK;
 /* What would make it faster, for the user; "": nothing. */
 const char *fcdp__spill_lacks(const fcdp_spill *spill);

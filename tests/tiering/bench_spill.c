@@ -50,7 +50,8 @@ int main(int argc, char **argv) {
     check(fcdp__vrange_create(drv, bytes, &range));
     check(fcdp__driver_phys_create(drv, bytes, &pages));
     check(fcdp__vrange_map(range, pages, bytes));
-    check(fcdp__spill_open(drv, argv[1], N_BUFFERS, &counts, &spill));
+    fcdp_spill_config config = {.n_buffers = N_BUFFERS, .timeout_s = 60, .counts = &counts};
+    check(fcdp__spill_open(drv, argv[1], &config, &spill));
     if (fcdp__spill_lacks(spill)[0]) fprintf(stderr, "bench: %s\n", fcdp__spill_lacks(spill));
     for (int i = 0; i < n; i++) check(fcdp__spill_reserve(spill, "bench", 0, bytes, &slices[i]));
     double write_s = 0, read_s = 0;

@@ -349,7 +349,7 @@ def _take_files(
     shards: Shards, handles: list[_fcdp.Group | None], described: list[Description], left: list[int], why: str
 ) -> tuple[list[int], str]:
     """New handles for the groups that are left, each in a file of every rank's (FCDP_SPILL_DIR), as far as all ranks
-    have room: which ones. Also returned: why not the first one that has none, where a rank has a directory at all."""
+    have room: which ones. Also returned: why the first one has none, where every rank was given a directory."""
     problem = None
     if not left or shards.agree(b"\0" if options["spill_dir"] else b"\1") != b"\0":
         return [], why

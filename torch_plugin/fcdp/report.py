@@ -165,7 +165,11 @@ def summary() -> None:
 def _disk(spill: dict[str, Any]) -> str:
     if not spill["bytes"] and not spill["written_bytes"]:
         return ""
-    lost = f"; {spill['failures']} times a disk failed, and a group was gathered again" if spill["failures"] else ""
+    lost = (
+        f"; its disk failed {spill['failures']} times, and what was lost was gathered again"
+        if spill["failures"]
+        else ""
+    )
     return (
         f"; of this rank's slices {_human(spill['written_bytes'])} were written to FCDP_SPILL_DIR and {_human(spill['read_bytes'])} read, "
         f"for which the host waited {spill['wait_seconds']:.2f} s{lost}"
