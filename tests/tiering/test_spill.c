@@ -271,7 +271,7 @@ static void test_two_models_at_once(void **state) {
     }
     for (int k = 0; k < N; k++) {
         models[k].seed = seed + (uint64_t)k;
-        models[k].rounds = getenv("TEST_COARSER") ? 10 : 250;
+        models[k].rounds = getenv("TEST_COARSER") ? 10 : 120;
         assert_int_equal(pthread_create(&threads[k], NULL, model_main, &models[k]), 0);
     }
     for (int k = 0; k < N; k++) pthread_join(threads[k], NULL);
