@@ -125,7 +125,7 @@ static void transfer_end(fcdp_spill *spill, buffer *b) {
         disk_warn(spill, b);
         fcdp__count(spill->counts, FCDP_COUNT_SPILL_FAILURES, 1);
     }
-    b->of->in_file = !b->error;
+    b->of->in_file = !b->error && b->version == b->of->version;
     if (reads && b->error) b->of = NULL;
     b->state = IDLE;
     pthread_cond_broadcast(&spill->changed);
