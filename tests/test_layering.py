@@ -25,6 +25,7 @@ SYSTEM_ONLY_IN = {
     "numa.h": ("tiering/",),
     "numaif.h": ("tiering/",),
     "jemalloc/jemalloc.h": ("tiering/",),
+    "liburing.h": ("tiering/disk.c",),
 }
 NOWHERE = re.compile(r"^(cuda|cuda_runtime|nccl|nvml)\.h$|^torch/|^ATen/|^c10/")
 

@@ -152,14 +152,14 @@ def test_a_target_of_make(tmp_path, signum):
     """As tools/test.sh runs them. What the target needs is there."""
     for file in ("Makefile", "step"):
         put(tmp_path / "tools" / file, (ROOT / "tools" / file).read_text())
-    jemalloc = f"build/zig-{platform.machine()}/jemalloc/lib/libjemalloc_pic.a"
+    libraries = f"build/zig-{platform.machine()}/liburing/lib/liburing.a"  # the last of them
     of_step = (
         "tools/requirements/build.txt",
         "tools/requirements/wheel.txt",
         "cmake/zig.sh",
         "cmake/private_library.sh",
     )
-    for file in (*of_step, ".venv/fcdp-setup/build", ".venv/fcdp-setup/wheel", jemalloc):
+    for file in (*of_step, ".venv/fcdp-setup/build", ".venv/fcdp-setup/wheel", libraries):
         put(tmp_path / file, "")
     script, tag = tmp_path / "script", launch.new_tag()
     put(script, f"#!/bin/bash\nset -euo pipefail\n{SET_UP}run make -f tools/Makefile -j2 ctest-dev\n")

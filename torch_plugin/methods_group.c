@@ -1,6 +1,7 @@
 /* methods_group.c - _fcdp.Group, a parameter group. */
 #include <stdlib.h>
 
+#include "comm/spilled.h"
 #include "comm/whole.h"
 #include "torch_plugin/dlpack.h"
 #include "torch_plugin/methods.h"
