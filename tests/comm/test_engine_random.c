@@ -35,7 +35,7 @@ static cluster_config random_cluster(test_random *random) {
         config.groups[g].extents[0].shard_bytes += 100;
     }
     config.fingerprints = random_below(random, 2);
-    bool may_spill = random_below(random, 2);
+    bool may_spill = random_below(random, 4) == 0;
     config.spill_dir = may_spill ? "/tmp" : NULL;
     for (uint32_t g = 0; g < config.n_groups; g++) config.spilled[g] = may_spill && random_below(random, 2);
     bool alike = random_below(random, 2);

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import re
+import zipfile
 
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
@@ -38,12 +39,20 @@ def saved(thing, save=torch.save):
     return buffer
 
 
+def parts_of(buffer):
+    """What is in the file, without its names and what aligns it: both depend on how long an address is."""
+    if not zipfile.is_zipfile(buffer):
+        return [buffer.getvalue()]
+    with zipfile.ZipFile(buffer) as archive:
+        return [archive.read(name) for name in archive.namelist()]
+
+
 def record_pickled(run, tag, thing, save=torch.save):
     """As many bytes as plain FSDP writes, and what comes back."""
     buffer = outcome(run, tag, lambda: saved(thing, save))
     if buffer is None:
         return
-    run.record(f"{tag}: bytes", len(ADDRESS.sub(b"address", buffer.getvalue())))
+    run.record(f"{tag}: bytes", [len(ADDRESS.sub(b"address", part)) for part in parts_of(buffer)])
     buffer.seek(0)
     back = outcome(
         run,

@@ -79,6 +79,7 @@ class _Options(TypedDict):
     transport: int
     whole_tensors: int
     coalesce_bytes: int
+    spill_dir: str
 
 class _Topology(TypedDict):
     nodes: int
@@ -99,6 +100,7 @@ class _EngineStats(TypedDict):
     host_bytes: dict[str, int]
     host: dict[str, int | str]
     cache: dict[str, int]
+    spill: dict[str, float]
 
 class _GroupStats(TypedDict):
     name: str
@@ -111,6 +113,7 @@ class _GroupStats(TypedDict):
     plain_bytes: int
     gather_bytes: int
     state: str
+    in_file: bool
 
 @final
 class Engine:
