@@ -563,7 +563,7 @@ fcdp_status fcdp__spill_load(fcdp_spilled *slice, fcdp_dptr to, fcdp_stream stre
     pthread_mutex_lock(&spill->mutex);
     b->claimed = false;
     b->loading = !status;
-    if (!over) b->state = b->state == IDLE ? BROKEN : b->state; /* else the thread is at it, and reads too */
+    if (!over && b->state == IDLE) b->state = BROKEN; /* else the thread is at it, and reads too */
     pthread_cond_broadcast(&spill->changed);
     pthread_mutex_unlock(&spill->mutex);
     return status;

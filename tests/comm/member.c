@@ -270,3 +270,13 @@ fcdp_status member_step(member *m, uint32_t g, const uint8_t *which, bool notice
     }
     return status;
 }
+
+void member_step_trainable(member *m) {
+    const cluster_config *config = &m->cluster->config;
+    for (uint32_t g = 0; g < config->n_groups; g++) {
+        uint8_t trainable[CLUSTER_MAX_EXTENTS] = {0};
+        for (uint32_t i = 0; i < config->groups[g].n_extents; i++)
+            trainable[i] = config->groups[g].extents[i].span == FCDP_SPAN_TRAINABLE;
+        MUST(!member_step(m, g, trainable, true));
+    }
+}

@@ -21,6 +21,8 @@ fcdp_status member_scribble(member *m, uint32_t g) FCDP_MUST_CHECK;
 fcdp_status member_reshard(member *m, uint32_t g, bool written) FCDP_MUST_CHECK;
 /* Extents `which` of the group get new content. `noticed`: this rank sees an optimizer step. */
 fcdp_status member_step(member *m, uint32_t g, const uint8_t *which, bool noticed) FCDP_MUST_CHECK;
+/* The trainable parameters of all groups, by an optimizer that is noticed. */
+void member_step_trainable(member *m);
 /* Votes of this rank on one group, as it is now: n_extents + FCDP_VOTE_MORE. */
 fcdp_status member_vote(member *m, uint32_t g, uint8_t *vote_out) FCDP_MUST_CHECK;
 /* Begin without an agreement: as the group was agreed on. */

@@ -89,12 +89,7 @@ static void job_body(member *m, void *arg) {
             MUST(!member_use(m, g));
             MUST(!member_reshard(m, g, false));
         }
-        for (uint32_t g = 0; g < config->n_groups && pass % 2; g++) {
-            uint8_t trainable[CLUSTER_MAX_EXTENTS] = {0};
-            for (uint32_t i = 0; i < config->groups[g].n_extents; i++)
-                trainable[i] = config->groups[g].extents[i].span == FCDP_SPAN_TRAINABLE;
-            MUST(!member_step(m, g, trainable, true));
-        }
+        if (pass % 2) member_step_trainable(m);
     }
     MUST(!fcdp__driver_stream_sync(m->engine->drv, m->stream));
     MUST(!m->wrong[0]);

@@ -36,28 +36,26 @@ static cluster_config make_config(uint32_t n_nodes, uint32_t node_size) {
     return config;
 }
 
+static void pass_begin(member *m, int pass) {
+    if (pass % 2)
+        member_begin_backward(m);
+    else
+        member_begin_forward(m);
+}
+
 /* Steps of training: forward, backward, and the optimizer's. */
 static void job_body(member *m, void *arg) {
     (void)arg;
-    const cluster_config *config = &m->cluster->config;
     for (uint32_t g = 0; g < N_GROUPS; g++) MUST(!member_step(m, g, all_extents, true));
     for (int pass = 0; pass < 2 * N_STEPS; pass++) {
-        if (pass % 2)
-            member_begin_backward(m);
-        else
-            member_begin_forward(m);
+        pass_begin(m, pass);
         for (uint32_t k = 0; k < N_GROUPS; k++) {
             uint32_t g = pass % 2 ? N_GROUPS - 1 - k : k;
             MUST(!member_unshard(m, g, pass % 2 ? UNSHARD_BACKWARD : UNSHARD_FORWARD));
             MUST(!member_use(m, g));
             MUST(!member_reshard(m, g, false));
         }
-        for (uint32_t g = 0; g < N_GROUPS && pass % 2; g++) {
-            uint8_t trainable[CLUSTER_MAX_EXTENTS] = {0};
-            for (uint32_t i = 0; i < config->groups[g].n_extents; i++)
-                trainable[i] = config->groups[g].extents[i].span == FCDP_SPAN_TRAINABLE;
-            MUST(!member_step(m, g, trainable, true));
-        }
+        if (pass % 2) member_step_trainable(m);
     }
     MUST(!fcdp__driver_stream_sync(m->engine->drv, m->stream));
     MUST(!m->wrong[0]);
@@ -108,10 +106,7 @@ static void backward_ahead_body(member *m, void *arg) {
     (void)arg;
     for (uint32_t g = 0; g < N_GROUPS; g++) MUST(!member_step(m, g, all_extents, true));
     for (int pass = 0; pass < 4; pass++) {
-        if (pass % 2)
-            member_begin_backward(m);
-        else
-            member_begin_forward(m);
+        pass_begin(m, pass);
         for (uint32_t k = 0; k < N_GROUPS; k++) {
             uint32_t g = pass % 2 ? N_GROUPS - 1 - k : k;
             if (k == 0 || pass == 0)
