@@ -14,7 +14,7 @@ import fcdp
 import memory_job
 from fcdp import _fcdp
 
-N_STEPS = 10
+N_STEPS = 20
 JOBS = memory_job.JOBS
 
 
@@ -33,7 +33,7 @@ def on_device():
 
 
 @memory_job.job
-def ten_steps(device):
+def twenty_steps(device):
     trained = memory_job.Trained(device)
     for _ in range(N_STEPS):
         trained.step(trained.batch())

@@ -20,7 +20,7 @@ def train(run_job):
 
 @pytest.fixture(scope="module")
 def well(train):
-    return numbers(train("ten_steps", RACES))
+    return numbers(train("twenty_steps", RACES))
 
 
 @pytest.mark.parametrize("mode", MODES)
