@@ -340,14 +340,17 @@ static fcdp_status late_fail(const fcdp_spill *spill) {
                       (double)spill->patience_ns / 1e9);
 }
 
-/* With the mutex, which may be released meanwhile. The buffer is IDLE and holds nothing. */
-static fcdp_status take(fcdp_spill *spill, size_t bytes, fcdp_stream filler, buffer **taken_out) {
+/* With the mutex, which may be released meanwhile. The buffer is IDLE and holds nothing. *waits_out becomes
+ * true if there was none at first. */
+static fcdp_status take(fcdp_spill *spill, size_t bytes, fcdp_stream filler, bool *waits_out,
+                        buffer **taken_out) {
     fcdp_status status = FCDP_OK;
     uint64_t start_ns = fcdp__now_ns();
     for (*taken_out = NULL; !*taken_out && !status;) {
         bool none = false;
         status = free_find(spill, bytes, true, taken_out);
         if (status || *taken_out) break;
+        *waits_out = true;
         status = any_await(spill, filler, &none);
         if (!status && none) status = buffer_make(spill, bytes, taken_out);
         if (!status && !*taken_out && fcdp__now_ns() - start_ns > spill->patience_ns)
@@ -452,7 +455,8 @@ static fcdp_status fetch(fcdp_spilled *slice) {
             continue;
         }
         if (!slice->in_file) return FCDP_PENDING;
-        fcdp_status status = take(spill, slice->file_bytes, slice->filler, &b);
+        bool waits; /* counted with the read */
+        fcdp_status status = take(spill, slice->file_bytes, slice->filler, &waits, &b);
         if (status) return status;
         if (buffer_of(slice) || !slice->in_file) continue; /* what was taken is free */
         b->claimed = true;
@@ -501,15 +505,13 @@ static fcdp_status filling_begin(fcdp_spilled *slice, fcdp_stream stream, buffer
     slice->in_file = false;
     slice->version++;
     slice->filler = stream;
-    buffer *b = buffer_of(slice), *idle = NULL;
+    buffer *b = buffer_of(slice);
+    bool waits = false;
     if (!status && b && b->loading) status = fcdp__driver_stream_wait(spill->drv, stream, b->loaded);
     if (status && b && b->state == IDLE) b->of = NULL;
     if (status) return status;
-    if (!b) {
-        status = free_find(spill, slice->file_bytes, false, &idle);
-        if (!status) status = take(spill, slice->file_bytes, stream, &b);
-        if (!idle) wait_count(spill, start_ns);
-    }
+    if (!b) status = take(spill, slice->file_bytes, stream, &waits, &b);
+    if (waits) wait_count(spill, start_ns);
     if (status) return status;
     b->of = slice;
     b->version = slice->version;
