@@ -1,0 +1,758 @@
+/* codec.c - differences of floating point numbers, coded as planes of bits.
+ *
+ * A block goes through these steps; the decoder takes them backwards:
+ *
+ *     difference   base, now -> z             plain loops, which compilers vectorize
+ *     split        z -> planes                each plane 64 values a word
+ *     choose       popcounts -> header        by the exact size of each choice, before anything is written
+ *     write        planes -> bits             a word at a time: extract (pext) and append
+ *
+ * On x86-64 with AVX2 and a fast pext, the same functions are compiled for these, and chosen when the program
+ * runs.
+ */
+#include "comm/codec.h"
+
+#include <string.h>
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "words are little endian, as they are on every GPU"
+#endif
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#define FAST __attribute__((target("avx2,bmi,bmi2,lzcnt,popcnt")))
+#endif
+/* A function that is compiled for each processor, as a part of block_encode or block_decode. */
+#define EACH static inline __attribute__((always_inline))
+
+enum {
+    WORD_VALUES = 64,
+    BLOCK_VALUES = FCDP_DELTA_BLOCK,
+    BLOCK_WORDS = BLOCK_VALUES / WORD_VALUES,
+    MAX_BITS = 32,
+    MAX_DEPTH = 11,        /* a single node over all values of a block */
+    READ_AHEAD_BYTES = 16, /* that take() and put() may touch behind the end */
+};
+static const uint64_t EVEN = 0x5555555555555555;
+
+/* The values of a block: whole words of 64, the last ones padded. */
+typedef union values {
+    uint16_t z16[BLOCK_VALUES];
+    uint32_t z32[BLOCK_VALUES];
+} values;
+
+typedef struct planes {
+    uint64_t bit[MAX_BITS][BLOCK_WORDS];
+    uint64_t over[MAX_BITS + 1][BLOCK_WORDS];
+} planes;
+
+typedef struct header {
+    unsigned k, top, depth;
+    bool escapes;
+} header;
+
+/* Level l has a bit for 2^l values: in `tree[l]`. */
+typedef uint64_t tree[MAX_DEPTH + 1][BLOCK_WORDS];
+
+static inline uint64_t load64(const void *from) {
+    uint64_t word;
+    memcpy(&word, from, sizeof word);
+    return word;
+}
+
+/* ---- bits ---- */
+
+EACH unsigned count(uint64_t x) {
+    return (unsigned)__builtin_popcountll(x);
+}
+
+/* The bits of x where the mask has ones, side by side. The assembler's name, since the intrinsics are for
+ * functions of one processor. */
+EACH uint64_t extract(uint64_t x, uint64_t mask, bool fast) {
+    uint64_t bits = 0;
+#if defined(__x86_64__)
+    if (fast) {
+        __asm__("pext %2, %1, %0" : "=r"(bits) : "r"(x), "r"(mask));
+        return bits;
+    }
+#endif
+    (void)fast;
+    for (unsigned i = 0; mask; i++, mask &= mask - 1) bits |= (x >> __builtin_ctzll(mask) & 1) << i;
+    return bits;
+}
+
+/* The lowest bits of x, to where the mask has ones. */
+EACH uint64_t deposit(uint64_t x, uint64_t mask, bool fast) {
+    uint64_t bits = 0;
+#if defined(__x86_64__)
+    if (fast) {
+        __asm__("pdep %2, %1, %0" : "=r"(bits) : "r"(x), "r"(mask));
+        return bits;
+    }
+#endif
+    (void)fast;
+    for (; mask; x >>= 1, mask &= mask - 1) bits |= (mask & -mask) & -(x & 1);
+    return bits;
+}
+
+/* The bits of x at even positions, in the lower half. */
+EACH uint64_t evens(uint64_t x, bool fast) {
+#if defined(__x86_64__)
+    if (fast) return extract(x, EVEN, fast);
+#endif
+    (void)fast;
+    x &= EVEN;
+    x = (x | x >> 1) & 0x3333333333333333;
+    x = (x | x >> 2) & 0x0f0f0f0f0f0f0f0f;
+    x = (x | x >> 4) & 0x00ff00ff00ff00ff;
+    x = (x | x >> 8) & 0x0000ffff0000ffff;
+    return (x | x >> 16) & 0xffffffff;
+}
+
+/* The lower half of x, to even positions. */
+EACH uint64_t spread(uint64_t x, bool fast) {
+#if defined(__x86_64__)
+    if (fast) return deposit(x, EVEN, fast);
+#endif
+    (void)fast;
+    x &= 0xffffffff;
+    x = (x | x << 16) & 0x0000ffff0000ffff;
+    x = (x | x << 8) & 0x00ff00ff00ff00ff;
+    x = (x | x << 4) & 0x0f0f0f0f0f0f0f0f;
+    x = (x | x << 2) & 0x3333333333333333;
+    return (x | x << 1) & EVEN;
+}
+
+typedef struct writer {
+    uint8_t *at;
+    uint64_t pending;
+    unsigned n_pending; /* < 64 */
+} writer;
+
+/* n <= 64 bits; the others of `bits` are zero. Without branches: the lengths are random. */
+EACH void put(writer *w, uint64_t bits, unsigned n) {
+    uint64_t all = w->pending | bits << w->n_pending;
+    unsigned sum = w->n_pending + n;
+    memcpy(w->at, &all, sizeof all); /* the last of these writes is block_write's */
+    w->pending = sum >= 64 ? (bits >> 1) >> (63 - w->n_pending) : all;
+    w->at += sum >> 6 << 3;
+    w->n_pending = sum & 63;
+}
+
+typedef struct reader {
+    const uint8_t *from;
+    size_t n_bytes, at_bit; /* READ_AHEAD_BYTES behind n_bytes can be read */
+} reader;
+
+/* The next n <= 64 bits, with others above them. Behind the end it returns anything; the caller looks at
+ * at_bit when it has all. */
+EACH uint64_t take(reader *r, unsigned n) {
+    size_t byte = r->at_bit >> 3;
+    unsigned shift = r->at_bit & 7;
+    byte = byte < r->n_bytes ? byte : r->n_bytes;
+    r->at_bit += n;
+    return load64(r->from + byte) >> shift | (uint64_t)r->from[byte + 8] << 1 << (63 - shift);
+}
+
+static inline uint64_t lowest(uint64_t x, unsigned n) {
+    return n < 64 ? x & ((UINT64_C(1) << n) - 1) : x;
+}
+
+/* ---- values and differences ---- */
+
+/* Sign and magnitude to an integer in the order of the numbers, and back. */
+static inline uint16_t ordered16(uint16_t x) {
+    return (uint16_t)(x ^ ((uint16_t)((int16_t)x >> 15) & 0x7fff));
+}
+
+static inline uint32_t ordered32(uint32_t x) {
+    return x ^ ((uint32_t)((int32_t)x >> 31) & 0x7fffffff);
+}
+
+static inline uint16_t zigzag16(uint16_t d) {
+    return (uint16_t)((uint16_t)(d << 1) ^ (uint16_t)((int16_t)d >> 15));
+}
+
+static inline uint32_t zigzag32(uint32_t d) {
+    return d << 1 ^ (uint32_t)((int32_t)d >> 31);
+}
+
+static inline uint16_t unzigzag16(uint16_t z) {
+    return (uint16_t)(z >> 1 ^ (uint16_t)-(z & 1));
+}
+
+static inline uint32_t unzigzag32(uint32_t z) {
+    return z >> 1 ^ -(z & 1);
+}
+
+/* z of all values; returns the OR of them. Through arrays of its own, so that the compiler need not ask
+ * whether the arguments overlap. */
+EACH uint32_t difference(const uint8_t *base, const uint8_t *now, size_t n_words, unsigned bits, values *v) {
+    uint32_t any = 0;
+    if (bits == 16) {
+        uint16_t b[WORD_VALUES], a[WORD_VALUES], z[WORD_VALUES], each[WORD_VALUES] = {0};
+        for (size_t w = 0; w < n_words; w++) {
+            memcpy(b, base + w * sizeof b, sizeof b);
+            memcpy(a, now + w * sizeof a, sizeof a);
+            for (int i = 0; i < WORD_VALUES; i++)
+                z[i] = zigzag16((uint16_t)(ordered16(a[i]) - ordered16(b[i])));
+            for (int i = 0; i < WORD_VALUES; i++) each[i] |= z[i];
+            memcpy(v->z16 + w * WORD_VALUES, z, sizeof z);
+        }
+        for (int i = 0; i < WORD_VALUES; i++) any |= each[i];
+    } else {
+        uint32_t b[WORD_VALUES], a[WORD_VALUES], z[WORD_VALUES], each[WORD_VALUES] = {0};
+        for (size_t w = 0; w < n_words; w++) {
+            memcpy(b, base + w * sizeof b, sizeof b);
+            memcpy(a, now + w * sizeof a, sizeof a);
+            for (int i = 0; i < WORD_VALUES; i++) z[i] = zigzag32(ordered32(a[i]) - ordered32(b[i]));
+            for (int i = 0; i < WORD_VALUES; i++) each[i] |= z[i];
+            memcpy(v->z32 + w * WORD_VALUES, z, sizeof z);
+        }
+        for (int i = 0; i < WORD_VALUES; i++) any |= each[i];
+    }
+    return any;
+}
+
+/* base + z, into `out`, which may be the base. */
+EACH void apply(const uint8_t *base, const values *v, size_t n_words, unsigned bits, uint8_t *out) {
+    if (bits == 16) {
+        uint16_t b[WORD_VALUES], z[WORD_VALUES];
+        for (size_t w = 0; w < n_words; w++) {
+            memcpy(b, base + w * sizeof b, sizeof b);
+            memcpy(z, v->z16 + w * WORD_VALUES, sizeof z);
+            for (int i = 0; i < WORD_VALUES; i++)
+                z[i] = ordered16((uint16_t)(ordered16(b[i]) + unzigzag16(z[i])));
+            memcpy(out + w * sizeof z, z, sizeof z);
+        }
+    } else {
+        uint32_t b[WORD_VALUES], z[WORD_VALUES];
+        for (size_t w = 0; w < n_words; w++) {
+            memcpy(b, base + w * sizeof b, sizeof b);
+            memcpy(z, v->z32 + w * WORD_VALUES, sizeof z);
+            for (int i = 0; i < WORD_VALUES; i++) z[i] = ordered32(ordered32(b[i]) + unzigzag32(z[i]));
+            memcpy(out + w * sizeof z, z, sizeof z);
+        }
+    }
+}
+
+static inline uint64_t z_at(const values *v, unsigned bits, size_t i) {
+    return bits == 16 ? v->z16[i] : v->z32[i];
+}
+
+/* The bytes `at` of 64 values. */
+EACH void bytes_of(const values *v, size_t word, unsigned bits, unsigned at, uint8_t bytes_out[WORD_VALUES]) {
+    if (bits == 16) {
+        const uint16_t *z = v->z16 + word * WORD_VALUES;
+        for (int i = 0; i < WORD_VALUES; i++) bytes_out[i] = (uint8_t)(z[i] >> 8 * at);
+    } else {
+        const uint32_t *z = v->z32 + word * WORD_VALUES;
+        for (int i = 0; i < WORD_VALUES; i++) bytes_out[i] = (uint8_t)(z[i] >> 8 * at);
+    }
+}
+
+/* ---- planes ---- */
+
+#if defined(__x86_64__)
+FAST static inline void split_avx2(const uint8_t bytes[WORD_VALUES], size_t word, unsigned n,
+                                   uint64_t (*bit)[BLOCK_WORDS]) {
+    __m256i low = _mm256_loadu_si256((const __m256i *)bytes);
+    __m256i high = _mm256_loadu_si256((const __m256i *)(bytes + 32));
+    __m128i by = _mm_cvtsi32_si128((int)(8 - n));
+    low = _mm256_sll_epi16(low, by); /* bit n-1 to each byte's highest: only that one is read */
+    high = _mm256_sll_epi16(high, by);
+    for (unsigned j = n; j-- > 0;) {
+        uint32_t of_low = (uint32_t)_mm256_movemask_epi8(low), of_high = (uint32_t)_mm256_movemask_epi8(high);
+        bit[j][word] = of_low | (uint64_t)of_high << 32;
+        low = _mm256_add_epi8(low, low);
+        high = _mm256_add_epi8(high, high);
+    }
+}
+
+/* Of 32 bits, bytes: 0 or -1. */
+FAST static inline __m256i each_bit(uint32_t bits) {
+    const __m256i to = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i of = _mm256_set1_epi64x((long long)0x8040201008040201);
+    __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32((int)bits), to);
+    return _mm256_cmpeq_epi8(_mm256_and_si256(bytes, of), of);
+}
+
+FAST static inline void join_avx2(const uint64_t (*bit)[BLOCK_WORDS], size_t word, unsigned n,
+                                  uint8_t bytes_out[WORD_VALUES]) {
+    __m256i low = _mm256_setzero_si256(), high = low;
+    for (unsigned j = n; j-- > 0;) {
+        low = _mm256_sub_epi8(_mm256_add_epi8(low, low), each_bit((uint32_t)bit[j][word]));
+        high = _mm256_sub_epi8(_mm256_add_epi8(high, high), each_bit((uint32_t)(bit[j][word] >> 32)));
+    }
+    _mm256_storeu_si256((__m256i *)bytes_out, low);
+    _mm256_storeu_si256((__m256i *)(bytes_out + 32), high);
+}
+#endif
+
+/* A matrix of 8 x 8 bits, the byte r its row r: transposed. */
+EACH uint64_t transposed(uint64_t x) {
+    uint64_t t = (x ^ x >> 7) & 0x00aa00aa00aa00aa;
+    x ^= t ^ t << 7;
+    t = (x ^ x >> 14) & 0x0000cccc0000cccc;
+    x ^= t ^ t << 14;
+    t = (x ^ x >> 28) & 0x00000000f0f0f0f0;
+    return x ^ t ^ t << 28;
+}
+
+/* The bits 0 .. n-1 of 64 bytes, to bit[0 .. n-1][word]. */
+EACH void split(const uint8_t bytes[WORD_VALUES], size_t word, unsigned n, uint64_t (*bit)[BLOCK_WORDS],
+                bool fast) {
+#if defined(__x86_64__)
+    if (fast) {
+        split_avx2(bytes, word, n, bit);
+        return;
+    }
+#endif
+    (void)fast;
+    uint64_t rows[8];
+    for (int r = 0; r < 8; r++) rows[r] = transposed(load64(bytes + 8 * r));
+    for (unsigned j = 0; j < n; j++) {
+        uint64_t plane = 0;
+        for (int r = 0; r < 8; r++) plane |= (rows[r] >> 8 * j & 0xff) << 8 * r;
+        bit[j][word] = plane;
+    }
+}
+
+/* The other way round. The bits n .. 7 become zero. */
+EACH void join(const uint64_t (*bit)[BLOCK_WORDS], size_t word, unsigned n, uint8_t bytes_out[WORD_VALUES],
+               bool fast) {
+#if defined(__x86_64__)
+    if (fast) {
+        join_avx2(bit, word, n, bytes_out);
+        return;
+    }
+#endif
+    (void)fast;
+    uint64_t rows[8] = {0};
+    for (unsigned j = 0; j < n; j++)
+        for (int r = 0; r < 8; r++) rows[r] |= (bit[j][word] >> 8 * r & 0xff) << 8 * j;
+    for (int r = 0; r < 8; r++) {
+        rows[r] = transposed(rows[r]);
+        memcpy(bytes_out + 8 * r, &rows[r], 8);
+    }
+}
+
+/* ---- trees ---- */
+
+static inline size_t nodes_of(size_t n_words, unsigned level) {
+    size_t size = (size_t)1 << level;
+    return (n_words * WORD_VALUES + size - 1) / size;
+}
+
+static inline size_t words_of(size_t n_bits) {
+    return (n_bits + WORD_VALUES - 1) / WORD_VALUES;
+}
+
+/* Builds tree[1 ..] upon tree[0], of which it returns the depth that takes the fewest bits, and these. */
+EACH unsigned tree_grow(tree t, size_t n_words, size_t n_set, size_t *bits_out, bool fast) {
+    unsigned best = 0;
+    size_t n_nodes = n_words * WORD_VALUES, best_bits = n_nodes, bits_below = 0;
+    /* With more ones than that no level saves anything. */
+    unsigned depth = n_set * 2 < n_nodes ? MAX_DEPTH : 0;
+    for (unsigned level = 1; level <= depth && n_nodes > 1; level++) {
+        size_t n_children = words_of(n_nodes), nodes = 0, left = 0;
+        n_nodes = (n_nodes + 1) / 2;
+        for (size_t w = 0; w < words_of(n_nodes); w++) {
+            uint64_t a = t[level - 1][2 * w], b = 2 * w + 1 < n_children ? t[level - 1][2 * w + 1] : 0;
+            uint64_t either = evens(a | a >> 1, fast) | evens(b | b >> 1, fast) << 32;
+            t[level][w] = either;
+            nodes += count(either);
+            left += count(a & EVEN) + count(b & EVEN);
+        }
+        bits_below += nodes + left;
+        if (n_nodes + bits_below < best_bits) {
+            best_bits = n_nodes + bits_below;
+            best = level;
+        } else if (bits_below >= best_bits)
+            break;
+    }
+    *bits_out = best_bits;
+    return best;
+}
+
+EACH void tree_put(writer *out, const tree t, size_t n_words, unsigned depth, bool fast) {
+    size_t n_nodes = nodes_of(n_words, depth);
+    for (size_t w = 0; w < words_of(n_nodes); w++) {
+        size_t left = n_nodes - w * WORD_VALUES;
+        put(out, t[depth][w], left < WORD_VALUES ? (unsigned)left : WORD_VALUES);
+    }
+    for (unsigned level = depth; level > 0; level--) {
+        size_t n_children = words_of(nodes_of(n_words, level - 1));
+        for (size_t w = 0; 2 * w < n_children; w++) {
+            uint64_t a = t[level - 1][2 * w], b = 2 * w + 1 < n_children ? t[level - 1][2 * w + 1] : 0;
+            uint64_t nodes = t[level][w], lefts = evens(a, fast) | evens(b, fast) << 32;
+            uint64_t rights = evens(a >> 1, fast) | evens(b >> 1, fast) << 32;
+            put(out, extract(lefts, nodes, fast), count(nodes));
+            put(out, extract(rights, lefts, fast), count(lefts));
+        }
+    }
+}
+
+EACH void tree_take(reader *in, tree t, size_t n_words, unsigned depth, bool fast) {
+    size_t n_nodes = nodes_of(n_words, depth);
+    for (size_t w = 0; w < words_of(n_nodes); w++) {
+        size_t left = n_nodes - w * WORD_VALUES;
+        unsigned n = left < WORD_VALUES ? (unsigned)left : WORD_VALUES;
+        t[depth][w] = lowest(take(in, n), n);
+    }
+    for (unsigned level = depth; level > 0; level--) {
+        size_t n_children = words_of(nodes_of(n_words, level - 1));
+        for (size_t w = 0; 2 * w < n_children; w++) {
+            uint64_t nodes = t[level][w], lefts = deposit(take(in, count(nodes)), nodes, fast);
+            uint64_t rights = nodes & (~lefts | deposit(take(in, count(lefts)), lefts, fast));
+            t[level - 1][2 * w] = spread(lefts, fast) | spread(rights, fast) << 1;
+            if (2 * w + 1 < n_children)
+                t[level - 1][2 * w + 1] = spread(lefts >> 32, fast) | spread(rights >> 32, fast) << 1;
+        }
+    }
+}
+
+/* ---- a block ---- */
+
+/* The planes from `from` on that are needed to choose k, and how many values are over each. The rest of the
+ * planes are those of bytes that go as they are. */
+EACH void planes_make(planes *p, const values *v, size_t n_words, unsigned bits, unsigned n_planes,
+                      uint32_t n_over[MAX_BITS + 1], unsigned *k_out, bool fast) {
+    uint8_t bytes[WORD_VALUES];
+    size_t n = n_words * WORD_VALUES;
+    unsigned k = 0;
+    for (size_t w = 0; w < n_words; w++) p->over[n_planes][w] = 0;
+    n_over[n_planes] = 0;
+    for (unsigned byte = (n_planes - 1) / 8 + 1; byte-- > 0;) {
+        unsigned first = 8 * byte, end = first + 8 < n_planes ? first + 8 : n_planes;
+        for (size_t w = 0; w < n_words; w++) {
+            bytes_of(v, w, bits, byte, bytes);
+            split(bytes, w, end - first, p->bit + first, fast);
+        }
+        for (unsigned j = end; j-- > first;) {
+            uint32_t sum = 0;
+            for (size_t w = 0; w < n_words; w++)
+                sum += count(p->over[j][w] = p->over[j + 1][w] | p->bit[j][w]);
+            n_over[j] = sum;
+        }
+        /* One more plane as it is costs n bits, and saves those of two: a mark of each value over it, and a
+         * bit of each value over the next. n_over falls with j, so the first k with no more to save is it. */
+        for (k = end; k > first && n_over[k - 1] + n_over[k] <= n;) k--;
+        if (k > first) break;
+    }
+    *k_out = k;
+}
+
+typedef struct choice {
+    header h;
+    size_t bits; /* of a block: header and all */
+} choice;
+
+/* The cheapest `top` for this k, with and without escapes, by the sizes of what would be written. */
+static choice choose_top(const uint32_t *n_over, unsigned k, unsigned highest, unsigned bits) {
+    choice best = {.h = {.k = k}, .bits = SIZE_MAX};
+    size_t marks = 0, rest = 0; /* over k+1 .. top; planes k .. top-2 over k+1 .. top-1 */
+    for (unsigned top = k; top <= highest; top++) {
+        size_t n_planes = top > k ? top - 1 - k : 0;
+        size_t cost = marks + rest - n_planes * n_over[top] + (size_t)(bits - k) * n_over[top];
+        if (cost < best.bits) best = (choice){{.k = k, .top = top, .escapes = true}, cost};
+        if (top == highest) break;
+        marks += n_over[top];
+        rest += top > k ? n_over[top] : 0;
+    }
+    rest += highest > k ? n_over[highest] : 0;
+    if (marks + rest <= best.bits) best = (choice){{.k = k, .top = highest}, marks + rest};
+    return best;
+}
+
+EACH void block_write(uint8_t *to, const header *h, const values *v, const planes *p, const tree t,
+                      size_t n_words, unsigned bits, bool fast) {
+    uint16_t word = (uint16_t)(h->k | h->top << 5 | (unsigned)h->escapes << 10 | h->depth << 11);
+    memcpy(to, &word, sizeof word);
+    to += sizeof word;
+    for (unsigned byte = 0; byte < h->k / 8; byte++)
+        for (size_t w = 0; w < n_words; w++, to += WORD_VALUES) bytes_of(v, w, bits, byte, to);
+    writer out = {.at = to};
+    for (unsigned j = h->k / 8 * 8; j < h->k; j++)
+        for (size_t w = 0; w < n_words; w++) put(&out, p->bit[j][w], WORD_VALUES);
+    tree_put(&out, t, n_words, h->depth, fast);
+    for (unsigned j = h->k + 1; j <= h->top; j++)
+        for (size_t w = 0; w < n_words; w++) {
+            uint64_t among = p->over[j - 1][w];
+            put(&out, extract(p->over[j][w], among, fast), count(among));
+        }
+    for (unsigned j = h->k; j + h->escapes < h->top; j++)
+        for (size_t w = 0; w < n_words; w++) {
+            uint64_t among = p->over[j + 1][w] & ~(h->escapes ? p->over[h->top][w] : 0);
+            put(&out, extract(p->bit[j][w], among, fast), count(among));
+        }
+    for (size_t w = 0; h->escapes && w < n_words; w++)
+        for (uint64_t left = p->over[h->top][w]; left; left &= left - 1)
+            put(&out, z_at(v, bits, w * WORD_VALUES + (size_t)__builtin_ctzll(left)) >> h->k, bits - h->k);
+    memcpy(out.at, &out.pending, sizeof out.pending);
+}
+
+/* A payload of at most raw_bytes, which means: as it is. `to` has room for READ_AHEAD_BYTES more. */
+EACH size_t block_encode(const uint8_t *base, const uint8_t *now, size_t n_words, unsigned bits,
+                         size_t raw_bytes, uint8_t *to, bool fast) {
+    values v;
+    planes p;
+    tree t;
+    uint32_t any = difference(base, now, n_words, bits, &v), n_over[MAX_BITS + 1];
+    if (!any) return 0;
+    unsigned n_planes = MAX_BITS - (unsigned)__builtin_clz(any), k;
+    planes_make(&p, &v, n_words, bits, n_planes, n_over, &k, fast);
+    choice best = choose_top(n_over, k, n_planes - 1, bits);
+    size_t tree_bits;
+    memcpy(t[0], p.over[k], sizeof t[0]);
+    best.h.depth = tree_grow(t, n_words, n_over[k], &tree_bits, fast);
+    best.bits += 8 * sizeof(uint16_t) + n_words * WORD_VALUES * k + tree_bits;
+    size_t bytes = (best.bits + 7) / 8;
+    if (bytes >= raw_bytes) return raw_bytes;
+    block_write(to, &best.h, &v, &p, t, n_words, bits, fast);
+    return bytes;
+}
+
+/* False: malformed. READ_AHEAD_BYTES behind the payload can be read. */
+EACH bool block_decode(const uint8_t *base, uint8_t *out, size_t n_words, unsigned bits,
+                       const uint8_t *payload, size_t payload_bytes, bool fast) {
+    values v;
+    planes p;
+    tree t;
+    uint16_t word;
+    if (payload_bytes < sizeof word) return false;
+    memcpy(&word, payload, sizeof word);
+    const header h = {.k = word & 31, .top = word >> 5 & 31, .escapes = word >> 10 & 1, .depth = word >> 11};
+    size_t n_low = h.k / 8, low_bytes = n_low * n_words * WORD_VALUES;
+    if (h.top >= bits || h.k > h.top || h.depth > MAX_DEPTH || sizeof word + low_bytes > payload_bytes)
+        return false;
+    const uint8_t *low = payload + sizeof word;
+    reader in = {.from = low + low_bytes, .n_bytes = payload_bytes - sizeof word - low_bytes};
+
+    for (unsigned j = h.k / 8 * 8; j < h.k; j++)
+        for (size_t w = 0; w < n_words; w++) p.bit[j][w] = take(&in, WORD_VALUES);
+    tree_take(&in, t, n_words, h.depth, fast);
+    memcpy(p.over[h.k], t[0], sizeof t[0]);
+    for (unsigned j = h.k + 1; j <= h.top; j++)
+        for (size_t w = 0; w < n_words; w++) {
+            uint64_t among = p.over[j - 1][w];
+            p.over[j][w] = deposit(take(&in, count(among)), among, fast);
+        }
+    for (unsigned j = h.k; j < h.top; j++)
+        for (size_t w = 0; w < n_words; w++) {
+            uint64_t next = p.over[j + 1][w], among = next & ~(h.escapes ? p.over[h.top][w] : 0);
+            p.bit[j][w] = (p.over[j][w] & ~next) | deposit(take(&in, count(among)), among, fast);
+        }
+    if (!h.escapes) memcpy(p.bit[h.top], p.over[h.top], sizeof p.bit[h.top]);
+
+    unsigned n_planes = h.top + !h.escapes;
+    for (size_t w = 0; w < n_words; w++) {
+        uint8_t bytes[MAX_BITS / 8][WORD_VALUES];
+        for (unsigned byte = 0; byte < bits / 8; byte++) {
+            unsigned first = 8 * byte, left = first < n_planes ? n_planes - first : 0;
+            if (byte < n_low)
+                memcpy(bytes[byte], low + (byte * n_words + w) * WORD_VALUES, WORD_VALUES);
+            else if (left)
+                join(p.bit + first, w, left < 8 ? left : 8, bytes[byte], fast);
+            else
+                memset(bytes[byte], 0, WORD_VALUES);
+        }
+        if (bits == 16) {
+            uint16_t *z = v.z16 + w * WORD_VALUES;
+            for (int i = 0; i < WORD_VALUES; i++) z[i] = (uint16_t)(bytes[0][i] | bytes[1][i] << 8);
+        } else {
+            uint32_t *z = v.z32 + w * WORD_VALUES;
+            for (int i = 0; i < WORD_VALUES; i++)
+                z[i] = bytes[0][i] | (uint32_t)bytes[1][i] << 8 | (uint32_t)bytes[2][i] << 16 |
+                       (uint32_t)bytes[3][i] << 24;
+        }
+    }
+    for (size_t w = 0; h.escapes && w < n_words; w++)
+        for (uint64_t left = p.over[h.top][w]; left; left &= left - 1) {
+            size_t i = w * WORD_VALUES + (size_t)__builtin_ctzll(left);
+            uint64_t above = lowest(take(&in, bits - h.k), bits - h.k) << h.k;
+            if (bits == 16)
+                v.z16[i] |= (uint16_t)above;
+            else
+                v.z32[i] |= (uint32_t)above;
+        }
+    if ((in.at_bit + 7) / 8 != in.n_bytes) return false;
+    apply(base, &v, n_words, bits, out);
+    return true;
+}
+
+/* ---- for this processor ---- */
+
+typedef size_t encode_fn(const uint8_t *base, const uint8_t *now, size_t n_words, size_t raw_bytes,
+                         uint8_t *to);
+typedef bool decode_fn(const uint8_t *base, uint8_t *out, size_t n_words, const uint8_t *payload,
+                       size_t payload_bytes);
+typedef struct coder {
+    encode_fn *encode;
+    decode_fn *decode;
+} coder;
+
+#define CODER(name, attribute, bits, fast)                                                                   \
+    attribute static size_t name##_encode(const uint8_t *base, const uint8_t *now, size_t n_words,           \
+                                          size_t raw_bytes, uint8_t *to) {                                   \
+        return block_encode(base, now, n_words, bits, raw_bytes, to, fast);                                  \
+    }                                                                                                        \
+    attribute static bool name##_decode(const uint8_t *base, uint8_t *out, size_t n_words,                   \
+                                        const uint8_t *payload, size_t payload_bytes) {                      \
+        return block_decode(base, out, n_words, bits, payload, payload_bytes, fast);                         \
+    }                                                                                                        \
+    static const coder name = {name##_encode, name##_decode};
+CODER(plain16, , 16, false)
+CODER(plain32, , 32, false)
+#if defined(__x86_64__)
+CODER(fast16, FAST, 16, true)
+CODER(fast32, FAST, 32, true)
+
+/* AVX2, saved by the system, and a pext that is not microcode, as it is in AMD's family 17h. By cpuid: what
+ * __builtin_cpu_supports asks is not there with every C library. */
+static bool has_fast(void) {
+    unsigned a, b, c, d, xcr0, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return false;
+    unsigned family = (a >> 8 & 15) + ((a >> 8 & 15) == 15 ? a >> 20 & 255 : 0);
+    if (family == 0x17 || !(c & bit_OSXSAVE) || !(c & bit_AVX) || !(c & bit_POPCNT)) return false;
+    __asm__("xgetbv" : "=a"(xcr0), "=d"(high) : "c"(0));
+    if ((xcr0 & 6) != 6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    if (!(b & bit_AVX2) || !(b & bit_BMI) || !(b & bit_BMI2)) return false;
+    return __get_cpuid(0x80000001, &a, &b, &c, &d) && c & bit_LZCNT;
+}
+#endif
+
+bool fcdp__delta_portable;
+
+static const coder *coder_for(unsigned element_bytes) {
+#if defined(__x86_64__)
+    enum { UNKNOWN, SLOW, SPEEDY };
+    static _Atomic int processor; /* whichever thread finds out first: all find the same */
+    if (processor == UNKNOWN) processor = has_fast() ? SPEEDY : SLOW;
+    if (processor == SPEEDY && !fcdp__delta_portable)
+        return element_bytes == 2 ? &fast16 : element_bytes == 4 ? &fast32 : NULL;
+#endif
+    return element_bytes == 2 ? &plain16 : element_bytes == 4 ? &plain32 : NULL;
+}
+
+/* ---- an array ---- */
+
+static size_t block_bytes_of(unsigned element_bytes) {
+    return FCDP_DELTA_BLOCK * (size_t)(element_bytes == 4 ? 4 : 2);
+}
+
+static size_t blocks_of(size_t bytes, unsigned element_bytes) {
+    size_t block_bytes = block_bytes_of(element_bytes);
+    return bytes / block_bytes + (bytes % block_bytes != 0);
+}
+
+size_t fcdp__delta_bound(size_t bytes) {
+    return bytes + blocks_of(bytes, 2) * sizeof(uint16_t);
+}
+
+/* Words that hold the bytes of a block. */
+static size_t words_for(size_t bytes, unsigned element_bytes) {
+    size_t word_bytes = WORD_VALUES * (size_t)element_bytes;
+    return (bytes + word_bytes - 1) / word_bytes;
+}
+
+enum { BLOCK_MAX_BYTES = BLOCK_VALUES * MAX_BITS / 8 };
+
+/* A last block, with its arrays padded to whole words. */
+static size_t tail_encode(const coder *c, const uint8_t *base, const uint8_t *now, size_t bytes,
+                          unsigned element_bytes, uint8_t *to) {
+    uint8_t padded_base[BLOCK_MAX_BYTES], padded_now[BLOCK_MAX_BYTES];
+    size_t n_words = words_for(bytes, element_bytes), padded = n_words * WORD_VALUES * element_bytes;
+    memcpy(padded_base, base, bytes);
+    memcpy(padded_now, now, bytes);
+    memset(padded_base + bytes, 0, padded - bytes);
+    memset(padded_now + bytes, 0, padded - bytes);
+    return c->encode(padded_base, padded_now, n_words, bytes, to);
+}
+
+static bool tail_decode(const coder *c, const uint8_t *base, uint8_t *out, size_t bytes,
+                        unsigned element_bytes, const uint8_t *payload, size_t payload_bytes) {
+    uint8_t padded[BLOCK_MAX_BYTES];
+    size_t n_words = words_for(bytes, element_bytes);
+    memcpy(padded, base, bytes);
+    memset(padded + bytes, 0, n_words * WORD_VALUES * element_bytes - bytes);
+    if (!c->decode(padded, padded, n_words, payload, payload_bytes)) return false;
+    memcpy(out, padded, bytes);
+    return true;
+}
+
+size_t fcdp__delta_encode(const void *base, const void *now, size_t bytes, unsigned element_bytes,
+                          void *wire_out, size_t capacity) {
+    const coder *c = coder_for(element_bytes);
+    const uint8_t *from = base, *to = now;
+    uint8_t *wire = wire_out, buffer[BLOCK_MAX_BYTES + READ_AHEAD_BYTES];
+    size_t block_bytes = block_bytes_of(element_bytes), n_blocks = blocks_of(bytes, element_bytes);
+    size_t used = n_blocks * sizeof(uint16_t);
+    if (used > capacity) return 0;
+    for (size_t i = 0; i < n_blocks; i++, from += block_bytes, to += block_bytes, bytes -= block_bytes) {
+        size_t here = bytes < block_bytes ? bytes : block_bytes, payload = here;
+        /* straight to the wire where there is room for what put() writes beyond */
+        uint8_t *at = capacity - used >= here + READ_AHEAD_BYTES ? wire + used : buffer;
+        if (memcmp(from, to, here) == 0)
+            payload = 0;
+        else if (c && here == block_bytes)
+            payload = c->encode(from, to, BLOCK_WORDS, here, at);
+        else if (c)
+            payload = tail_encode(c, from, to, here, element_bytes, at);
+        if (payload > capacity - used) return 0;
+        if (payload == here)
+            memcpy(wire + used, to, here);
+        else if (at == buffer)
+            memcpy(wire + used, buffer, payload);
+        uint16_t size = (uint16_t)payload;
+        memcpy(wire + i * sizeof size, &size, sizeof size);
+        used += payload;
+        if (here < block_bytes) break;
+    }
+    return used;
+}
+
+fcdp_status fcdp__delta_decode(const void *base, void *out, size_t bytes, unsigned element_bytes,
+                               const void *wire_in, size_t wire_bytes) {
+    const coder *c = coder_for(element_bytes);
+    const uint8_t *from = base, *wire = wire_in;
+    uint8_t *to = out, buffer[BLOCK_MAX_BYTES + READ_AHEAD_BYTES];
+    const size_t block_bytes = block_bytes_of(element_bytes), n_blocks = blocks_of(bytes, element_bytes);
+    size_t at = n_blocks * sizeof(uint16_t);
+    if (at > wire_bytes)
+        return fcdp__fail(FCDP_ERR_INVALID, "a wire of %zu bytes has no table of %zu blocks", wire_bytes,
+                          n_blocks);
+    for (size_t i = 0; i < n_blocks; i++) {
+        size_t done = i * block_bytes, here = bytes - done < block_bytes ? bytes - done : block_bytes;
+        uint16_t payload;
+        memcpy(&payload, wire + i * sizeof payload, sizeof payload);
+        if (payload > here || payload > wire_bytes - at)
+            return fcdp__fail(FCDP_ERR_INVALID,
+                              "block %zu of %zu, of %zu bytes, has %u on a wire with %zu left", i, n_blocks,
+                              here, payload, wire_bytes - at);
+        const uint8_t *coded = wire + at;
+        at += payload;
+        if (payload == 0) {
+            if (to != from) memcpy(to + done, from + done, here);
+            continue;
+        }
+        if (payload == here) {
+            memcpy(to + done, coded, here);
+            continue;
+        }
+        if (wire_bytes - at < READ_AHEAD_BYTES) {
+            memcpy(buffer, coded, payload);
+            memset(buffer + payload, 0, READ_AHEAD_BYTES);
+            coded = buffer;
+        }
+        bool whole = here == block_bytes;
+        if (!c || !(whole ? c->decode(from + done, to + done, BLOCK_WORDS, coded, payload)
+                          : tail_decode(c, from + done, to + done, here, element_bytes, coded, payload)))
+            return fcdp__fail(FCDP_ERR_INVALID, "block %zu of %zu on a wire of %zu bytes is malformed", i,
+                              n_blocks, wire_bytes);
+    }
+    if (at != wire_bytes)
+        return fcdp__fail(FCDP_ERR_INVALID, "a wire of %zu bytes has %zu beyond its last block", wire_bytes,
+                          wire_bytes - at);
+    return FCDP_OK;
+}
