@@ -39,6 +39,7 @@ fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
     fcdp__lock_release(&engine->lock);
     fcdp__comm_trace(comm);
     *comm_out = comm;
+    fcdp__delta_warn(comm);
     fcdp__frozen_warn(comm);
     fcdp__spilled_warn(comm);
     return FCDP_OK;
@@ -67,6 +68,7 @@ void fcdp_comm_destroy(fcdp_comm *comm) {
     comm->set->n_comms--;
     fcdp__lock_release(&engine->lock);
     fcdp__fingerprints_destroy(comm->fingerprints);
+    fcdp__deltas_free(comm);
     fcdp__host_destroy(comm->host);
     if (comm->transport.destroy) comm->transport.destroy(comm->transport.ctx);
     free(comm);

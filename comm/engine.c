@@ -351,6 +351,8 @@ void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
                   .n_failures = n[FCDP_COUNT_SPILL_FAILURES],
                   .n_waits = n[FCDP_COUNT_SPILL_WAITS],
                   .wait_ns = n[FCDP_COUNT_SPILL_WAIT_NS]},
+        .n_delta_gathers = n[FCDP_COUNT_DELTA_GATHERS],
+        .n_delta_whole = n[FCDP_COUNT_DELTA_WHOLE],
         .cache_read_bytes = n[FCDP_COUNT_CACHE_READ_BYTES],
         .cache_written_bytes = n[FCDP_COUNT_CACHE_WRITTEN_BYTES]};
     fcdp_pool_stats pool;

@@ -114,6 +114,7 @@ typedef struct fcdp_engine_stats {
     uint64_t host_near_bytes, host_far_bytes; /* of this rank's slices, by where their pages came from */
     uint64_t cache_read_bytes, cache_written_bytes; /* of this rank's slices, FCDP_CACHE_DIR */
     fcdp_spill_stats spill;
+    uint64_t n_delta_gathers, n_delta_whole; /* comm/delta.h: as differences; whole after all */
     fcdp_numa_plan numa;
 } fcdp_engine_stats;
 

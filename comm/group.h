@@ -35,6 +35,9 @@ fcdp_status fcdp_group_watch(fcdp_group *group, const char *const *names, uint32
 /* What messages call the extents: n_extents names, of which the group has its own copies. Without them they
  * name the group. */
 fcdp_status fcdp_group_name_extents(fcdp_group *group, const char *const *names) FCDP_MUST_CHECK;
+/* Of one number of each extent, n_extents: 2 or 4, else its bits are compared as if they were of 4. For
+ * differences between gathers (delta.h). Before the first begin. */
+void fcdp_group_set_element_bytes(fcdp_group *group, const uint8_t *element_bytes);
 /* The program's own of the group, for its functions (unshard.h); NULL: none. */
 void fcdp_group_set_owner(fcdp_group *group, void *owner);
 void *fcdp_group_owner(const fcdp_group *group);

@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include "comm/ballot.h"
+#include "comm/delta.h"
 #include "comm/fingerprint.h"
 #include "comm/frozen.h"
 #include "comm/group.h"
@@ -43,6 +44,7 @@ struct fcdp_stream_set {
     /* the end of the last transfer that was enqueued on the lane, of any comm */
     fcdp_event turn[FCDP_N_LANES];
     fcdp_staging staging;
+    fcdp_delta_scratch delta_scratch[FCDP_N_INTER];
 };
 
 struct fcdp_engine {
@@ -83,6 +85,8 @@ struct fcdp_comm {
     atomic_bool failed;              /* release: `failure` is there; acquire in fcdp_comm_check */
     fcdp_failure failure;            /* the first one */
     bool ahead;                      /* fcdp_comm_set_ahead */
+    fcdp_delta_rates delta_rates;
+    struct fcdp_delta *deltas; /* gathers of differences that may be under way */
     /* guarded by the engine's lock */
     fcdp_group *groups;
     fcdp_tree *trees;
@@ -118,12 +122,13 @@ struct fcdp_group {
     uint64_t id;         /* of the process's groups, this one's alone */
     char **extent_names; /* n_extents; NULL: it was given none */
     fcdp_layout *layout;
-    void *owner;      /* the program's */
-    fcdp_sight sight; /* what the program's last look at it has seen */
-    uint64_t *inputs; /* n_extents: of the begin under way */
-    uint32_t missing; /* agreed: the first extent of which a shard is missing; n_extents: none */
-    fcdp_pass pass;   /* of the unshard under way */
-    bool late;        /* put off by this rank alone, at that unshard */
+    uint8_t *element_bytes; /* n_extents */
+    void *owner;            /* the program's */
+    fcdp_sight sight;       /* what the program's last look at it has seen */
+    uint64_t *inputs;       /* n_extents: of the begin under way */
+    uint32_t missing;       /* agreed: the first extent of which a shard is missing; n_extents: none */
+    fcdp_pass pass;         /* of the unshard under way */
+    bool late;              /* put off by this rank alone, at that unshard */
     bool owns_block;
     uint64_t offset;
     /* NULL until attached, as is region, and where that is spilled; set under the engine's lock */
@@ -151,6 +156,7 @@ struct fcdp_group {
     fcdp_stream reader;   /* the stream that waited, where its users are */
     fcdp_copy_state copy;
     fcdp_frozen_state frozen;
+    fcdp_delta_state delta;
     _Atomic uint64_t in_flight_ns; /* since when; 0: nothing */
     fcdp_counts counts;            /* of its unshards so far; part of the engine's */
     /* guarded by the engine's lock */
@@ -159,7 +165,7 @@ struct fcdp_group {
     fcdp_stream read_from; /* where the program made these shards, and uses their memory again */
 };
 
-typedef struct fcdp_use { /* of one begin */
+struct fcdp_use { /* of one begin */
     fcdp_group *group;
     fcdp_plan *plan;
     const uint64_t *inputs;
@@ -169,8 +175,10 @@ typedef struct fcdp_use { /* of one begin */
     bool collects;    /* the restore is one of all ranks of the node: by slices */
     /* and its slices are all-gathered with the gather's blocks: one collective on the node's lane */
     bool joined;
-    bool packed; /* the gather is, through the staging buffer (moves.c) */
-} fcdp_use;
+    bool packed;   /* the gather is, through the staging buffer (moves.c) */
+    bool delta;    /* the gather is of differences (delta.h) ... */
+    bool has_base; /* ... which this rank can encode */
+};
 
 /* What one unshard, or one read from the node's copy, came to; bytes as in the engine's stats. */
 typedef struct fcdp_use_counts {

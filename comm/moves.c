@@ -331,8 +331,9 @@ static fcdp_status packed_gather(fcdp_use *use) {
 
 /* ---- gather ---- */
 
-/* Copy this rank's stale shards into the region, then all-gather them with the ranks of the same local index.
- * A restore of the same spans runs first: it would overwrite them. */
+/* Copy this rank's stale shards into the region, then all-gather them with the ranks of the same local index;
+ * or what of them differs from the last gather (delta.h). A restore of the same spans runs first: it would
+ * overwrite them. */
 static fcdp_status inter_step(fcdp_use *use) {
     fcdp_group *group = use->group;
     const fcdp_topology *topology = &group->comm->topology;
@@ -345,14 +346,16 @@ static fcdp_status inter_step(fcdp_use *use) {
     if (!status) status = fcdp__driver_stream_wait(drv, inter, group->written);
     if (!status && use->plan->restore_mask & use->plan->fill_mask)
         status = fcdp__driver_stream_wait(drv, inter, group->restored);
-    for (uint32_t k = 0; k < use->plan->n_stale && !status; k++) {
+    size_t n = fcdp__plan_inter_parts(use->plan, group->layout, topology, base, parts);
+    for (uint32_t k = 0; k < use->plan->n_stale && !use->delta && !status; k++) {
         uint32_t i = use->plan->stale[k];
         fcdp_piece place = fcdp__plan_shard(group->layout, topology, i, topology->node, topology->local);
         status = fcdp__driver_copy_d2d(drv, fcdp__dptr_add(base, place.offset_bytes),
                                        (fcdp_dptr){use->inputs[i]}, place.bytes, inter);
     }
-    size_t n = fcdp__plan_inter_parts(use->plan, group->layout, topology, base, parts);
-    if (!status) status = fcdp__comm_all_gather(group->comm, group, FCDP_LANE_INTER, parts, n, 0, inter);
+    if (!status)
+        status = use->delta ? fcdp__delta_gather(use, parts, n, inter)
+                            : fcdp__comm_all_gather(group->comm, group, FCDP_LANE_INTER, parts, n, 0, inter);
     if (!status) status = fcdp__driver_event_record(drv, group->crossed, inter);
     free(parts);
     use->last = inter;
@@ -419,7 +422,9 @@ fcdp_status fcdp__gather(fcdp_use *use) {
                     (!group->copy.unsupported && !fcdp__group_is_spilled(group) &&
                      fcdp__region_dies(group->region));
     bool stores = (!by_slice && !is_alone) || !may_wait;
-    fcdp_status status = fcdp__region_begin_fill(group->region, plan->fill_mask);
+    fcdp_status status = use->packed ? FCDP_OK : fcdp__delta_serves(use, &use->delta);
+    if (!status && use->delta) status = fcdp__delta_load(use);
+    if (!status) status = fcdp__region_begin_fill(group->region, plan->fill_mask);
     if (!status && use->packed)
         status = packed_gather(use);
     else if (!status)

@@ -38,6 +38,10 @@ typedef struct fcdp_transport {
      * failure later on is what `check` says, and what follows on the stream runs nevertheless. */
     fcdp_status (*all_gather)(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream,
                               fcdp_event turn);
+    /* Called by a host function on a stream of the lane's, in the lane's turn: all-gathers host memory, of
+     * which member i owns the `bytes` at `buffer + i * bytes`, and returns when all hold all of it. A failure
+     * is what `check` says from here on. NULL: it cannot. */
+    fcdp_status (*exchange)(void *ctx, fcdp_lane lane, void *buffer, size_t bytes);
     /* The first failure of what was enqueued, with its text; FCDP_OK: none so far. Any thread. */
     fcdp_status (*check)(void *ctx);
     /* No collective of it ends well from here on, and none waits for a peer. Any thread. `why` is what

@@ -316,18 +316,25 @@ static fcdp_status load_begin(fcdp_region *region, uint32_t span, bool in_use) {
     return status;
 }
 
-static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, unsigned counter) {
+/* Pieces of a span that lies in a file are all of this process's slice. */
+fcdp_status fcdp__region_load_stored(fcdp_region *region, uint32_t span, fcdp_piece_list pieces) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream h2d = region->streams[FCDP_TO_DEVICE];
     fcdp_status status = load_begin(region, span, true);
     if (!status)
-        status = region->block ? copy_pieces(region, FCDP_TO_DEVICE, 1u << span, (fcdp_piece_list){&piece, 1})
+        status = region->block ? copy_pieces(region, FCDP_TO_DEVICE, 1u << span, pieces)
                                : copy_spilled(region, FCDP_TO_DEVICE, 1u << span);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
     if (status) return fail_unrecorded(region, status);
     region->ordered = true;
+    return FCDP_OK;
+}
+
+static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, unsigned counter) {
+    fcdp_status status = fcdp__region_load_stored(region, span, (fcdp_piece_list){&piece, 1});
+    if (status) return status;
     fcdp__region_lock(region);
-    fcdp__count(&tiering->counts, counter, 1);
+    fcdp__count(&region->tiering->counts, counter, 1);
     region->span[span].on_device = true;
     fcdp__region_unlock(region);
     return FCDP_OK;

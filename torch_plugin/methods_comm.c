@@ -271,9 +271,10 @@ static PyMethodDef of_shard_group[] = {
     {"create_group", methods_create_group, METH_VARARGS,
      DOC("create_group($self, name, extents, /)",
          "Lay out a parameter group of the shard group.\n\n"
-         "name: for messages. extents: a list of (shard_bytes, span) for each parameter: the bytes of\n"
-         "one rank's shard in the gathered dtype, the same on every rank; 1 for a trainable parameter,\n"
-         "0 for a frozen one. Returns a Group, which keeps the shard group; it has no memory before\n"
+         "name: for messages. extents: a list of (shard_bytes, span[, element_bytes]) for each\n"
+         "parameter: the bytes of one rank's shard in the gathered dtype, the same on every rank; 1 for a\n"
+         "trainable parameter, 0 for a frozen one; the bytes of one element. Returns a Group, which keeps "
+         "the shard group; it has no memory before\n"
          "attach(). Raises Error.")},
     {"host_order", comm_host_order, METH_VARARGS,
      DOC("host_order($self, groups, stays, /)",

@@ -202,6 +202,24 @@ static void finish_run(void *arg) {
     free(op);
 }
 
+static fcdp_status python_exchange(void *ctx, fcdp_lane lane, void *buffer, size_t bytes) {
+    binding_transport *transport = ctx;
+    if (!has_failed(transport)) {
+        PyGILState_STATE gil = python_enter();
+        PyObject *begun = PyObject_CallMethod(transport->python, "begin", "iKn", (int)lane,
+                                              (unsigned long long)(uintptr_t)buffer, (Py_ssize_t)bytes);
+        failure_take(transport, begun != NULL);
+        if (begun) {
+            PyObject *result = PyObject_CallMethod(transport->python, "finish", "iO", (int)lane, begun);
+            failure_take(transport, result != NULL);
+            Py_XDECREF(result);
+            Py_DECREF(begun);
+        }
+        python_exit(gil);
+    }
+    return python_check(transport);
+}
+
 /* ---- the buffers ---- */
 
 static fcdp_status bounce_free(binding_transport *transport, bounce *b) {
@@ -333,6 +351,7 @@ PyObject *binding_transport_python(const binding_transport *transport) {
 fcdp_transport binding_transport_table(binding_transport *transport) {
     return (fcdp_transport){.ctx = transport,
                             .all_gather = python_all_gather,
+                            .exchange = python_exchange,
                             .check = python_check,
                             .abort = python_abort,
                             .on_failure = python_on_failure,

@@ -68,6 +68,9 @@ struct hub {
     hub_lane inter[HUB_MAX_RANKS], node[HUB_MAX_RANKS]; /* by local index, by node */
     _Atomic long n_calls, fail_at; /* fail_at: the number of the call that fails, from 1; 0: none */
     _Atomic int fault;
+    /* exchanges of more than 64 bytes; the number of the one of which a rank gets a byte wrong; 0: none */
+    _Atomic long n_exchanges, spoil_at;
+    size_t spoil_byte; /* of those that other ranks sent */
     _Atomic uint64_t inter_bytes_sent;
     atomic_bool disagrees; /* two ranks met in different collectives */
     atomic_bool gave_up;   /* for a minute no rank aborted a collective that could not end */

@@ -129,6 +129,12 @@ static cluster_config packed(cluster_config config) {
     return config;
 }
 
+/* They cross the nodes as differences. */
+static cluster_config differing(cluster_config config) {
+    config.host_computes = config.deltas = config.alike = true;
+    return config;
+}
+
 static cluster_config spilled(cluster_config config) {
     config.spill_dir = "/tmp";
     for (uint32_t g = 0; g < config.n_groups; g++) config.spilled[g] = g != 1;
@@ -225,6 +231,12 @@ static void test_every_driver_call_in_files(void **state) {
                       61);
 }
 
+static void test_every_driver_call_differences(void **state) {
+    (void)state;
+    every_driver_call(differing(small_cluster(1, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS)), CUDA_UNKNOWN, 11);
+    every_driver_call(differing(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_EXACT)), CUDA_UNKNOWN, 61);
+}
+
 static void every_collective(cluster_config config, hub_fault code) {
     fault f = {.code = (int)code, .stops = NOBODY};
     long n_calls = run_with(&config, &f).n_collectives;
@@ -246,6 +258,7 @@ static void every_collective_of_all(hub_fault code) {
     every_collective(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS), code);
     every_collective(together(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS)), code);
     every_collective(packed(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS)), code);
+    every_collective(differing(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS)), code);
 }
 
 static void test_every_collective_is_refused(void **state) {
@@ -304,6 +317,7 @@ static void test_every_collective_stalls(void **state) {
     every_collective_stalls(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS), 5);
     every_collective_stalls(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT), 7);
     every_collective_stalls(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS), 2);
+    every_collective_stalls(differing(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS)), 5);
 }
 
 /* The rank that stops waits for no rank that does not come, so it ends well. Where the machine is so busy
@@ -357,6 +371,7 @@ int main(void) {
         cmocka_unit_test(test_every_driver_call_groups_together),
         cmocka_unit_test(test_every_driver_call_packed),
         cmocka_unit_test(test_every_driver_call_in_files),
+        cmocka_unit_test(test_every_driver_call_differences),
         cmocka_unit_test(test_every_driver_call_restore_by_slice),
         cmocka_unit_test(test_every_driver_call_restore_whole),
     };

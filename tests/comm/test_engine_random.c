@@ -39,6 +39,8 @@ static cluster_config random_cluster(test_random *random) {
     config.spill_dir = may_spill ? "/tmp" : NULL;
     for (uint32_t g = 0; g < config.n_groups; g++) config.spilled[g] = may_spill && random_below(random, 2);
     bool alike = random_below(random, 2);
+    config.deltas = config.host_computes && random_below(random, 4);
+    config.alike = config.deltas && random_below(random, 4);
     for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++)
         config.tau[r] = alike && r ? config.tau[0] : taus[random_below(random, 3)];
     return config;
@@ -52,7 +54,8 @@ static void check_counts(const cluster *c) {
         sent += stats.gather.inter_bytes_sent;
         assert_true(stats.device_peak_bytes <= stats.device_budget_bytes);
         assert_int_equal(stats.restore.inter_bytes_sent, 0);
-        assert_int_equal(stats.gather.calls + stats.restore.calls, c->members[r].port.n_launches);
+        uint64_t n_deltas = stats.n_delta_gathers + stats.n_delta_whole; /* no launches of the hub's */
+        assert_int_equal(stats.gather.calls + stats.restore.calls, c->members[r].port.n_launches + n_deltas);
     }
     assert_int_equal(sent, c->hub.inter_bytes_sent);
 }
@@ -67,12 +70,15 @@ static void random_program(uint64_t seed, int round) {
     for (uint32_t g = 0; g < config.n_groups; g++) spilled[g] = config.spilled[g] ? 'F' : '-';
     print_message(
         "round %d, seed %#llx: %u x %u, %u groups, restore %s, mapping %s, %s computes, %s, prefetch %d, "
-        "agree %s, halves of %zu bytes, %zu + %zu pages, in files %s\n",
+        "agree %s, halves of %zu bytes, %zu + %zu pages, in files %s, %s\n",
         round, (unsigned long long)seed, config.n_nodes, config.node_size, config.n_groups,
         config.restore ? "whole" : "slice", config.mapping == FCDP_MAPPING_EXACT ? "exact" : "slots",
         config.host_computes ? "host" : "device", config.fingerprints ? "fingerprints" : "signals alone",
         config.prefetch, config.agree ? "unshard" : "forward", config.packed_half_bytes,
-        config.device_budget_bytes / PAGE_BYTES - extra, extra, spilled);
+        config.device_budget_bytes / PAGE_BYTES - extra, extra, spilled,
+        !config.deltas ? "whole"
+        : config.alike ? "differences"
+                       : "too many differences");
     cluster *c = start(&config);
     program p = {.cluster = c, .seed = seed, .n_steps = 8, .jitter = 64, .stops = -1, .raw_writes = true};
     p.pressure = extra ? random_below(&own, 3) * 40 : 0;

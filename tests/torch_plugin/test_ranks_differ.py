@@ -60,6 +60,7 @@ def test_a_rank_that_turns_fcdp_on_late_is_waited_for(tmp_path, plain):
 DIFFERENT = {
     "FCDP_AGREE": ("forward", "unshard"),
     "FCDP_COALESCE": ("1048576", "0"),
+    "FCDP_CODEC": ("delta", "none"),
     "FCDP_PREFETCH": ("1", "3"),
     "FCDP_RESTORE": ("slice", "whole"),
     "FCDP_TRANSPORT": ("auto", "torch"),

@@ -33,6 +33,7 @@ _IN_PROCESS = ("fake", "threaded")
 _ALIKE = {
     "agree": "FCDP_AGREE",
     "coalesce_bytes": "FCDP_COALESCE",
+    "codec": "FCDP_CODEC",
     "prefetch": "FCDP_PREFETCH",
     "restore": "FCDP_RESTORE",
     "transport": "FCDP_TRANSPORT",

@@ -222,7 +222,7 @@ def _name(handle: Any) -> str:
 def _describe(handle: Any) -> Description:
     of = _Flat(handle)
     extents = [_Extent(of, one, _name(handle)) for one in of.cuts]
-    specs = [(one.length * of.dtype.itemsize, int(one.trainable)) for one in of.cuts]
+    specs = [(one.length * of.dtype.itemsize, int(one.trainable), of.dtype.itemsize) for one in of.cuts]
     return _name(handle), extents, specs, of.collect, False
 
 

@@ -194,7 +194,8 @@ def _describe_extended(param_group: Any) -> Description:
         for i, tensor in enumerate(tensors):
             name = _param_name(fsdp_param) + (f" [{i + 1} of {len(tensors)}]" if len(tensors) > 1 else "")
             extents.append(Input(fsdp_param, name, tensor))
-            specs.append((tensor.numel() * tensor.itemsize, int(fsdp_param.sharded_param.requires_grad)))
+            trainable = int(fsdp_param.sharded_param.requires_grad)
+            specs.append((tensor.numel() * tensor.itemsize, trainable, tensor.itemsize))
     return _name(param_group), extents, specs, lambda indices: {i: extents[i].tensor for i in indices}, False
 
 
@@ -209,6 +210,7 @@ def _describe(param_group: Any) -> Description:
         (
             extent.fsdp_param._sharded_param_data.numel() * extent.gathered_dtype().itemsize,
             int(extent.fsdp_param.sharded_param.requires_grad),
+            extent.gathered_dtype().itemsize,
         )
         for extent in extents
     ]

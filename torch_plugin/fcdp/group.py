@@ -62,9 +62,9 @@ def address_of(piece: torch.Tensor) -> int:
     return piece.data_ptr() or 1 if there or not piece.nbytes else 0
 
 
-# Of a parameter group: name, extents, (shard_bytes, span) per extent, collect (Group.collect), does it stay
-# gathered after forward.
-Description = tuple[str, list[Any], list[tuple[int, int]], Callable, bool]
+# Of a parameter group: name, extents, (shard_bytes, span, bytes of an element) per extent, collect (Group.collect),
+# does it stay gathered after forward.
+Description = tuple[str, list[Any], list[tuple[int, int, int]], Callable, bool]
 
 by_id: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()  # of all that live
 
@@ -300,7 +300,7 @@ def attach(shards: Shards, described: list[Description]) -> tuple[list[Group | N
         if handle is None:
             made.append(None)
             continue
-        group = Group(name, extents, shards, handle, [bytes_ for bytes_, _ in specs], collect)
+        group = Group(name, extents, shards, handle, [bytes_ for bytes_, *_ in specs], collect)
         by_id[handle.id] = group
         made.append(group)
     return made, why

@@ -32,6 +32,7 @@ def _nothing_yet() -> dict[str, Any]:
         "host": {},
         "cache": {"read_bytes": 0, "written_bytes": 0},
         "spill": {"bytes": 0, "written_bytes": 0, "read_bytes": 0, "failures": 0, "waits": 0, "wait_seconds": 0.0},
+        "deltas": {"gathers": 0, "whole": 0},
         "asleep_bytes": 0,
         "bypassed": [],
         "saved": {"plain_bytes": 0, "gather_bytes": 0, "beside_bytes": 0},
@@ -76,7 +77,7 @@ def stats() -> dict[str, Any]:
         out[key] |= core[key]
     out["waits"], out["python_calls"] = core["waits"], _fcdp.python_calls()
     out["waits"]["agreements"] = out["collectives"]["agree"]["calls"]
-    for key in ("moves", "device_bytes", "host_bytes", "host", "cache", "spill"):
+    for key in ("moves", "device_bytes", "host_bytes", "host", "cache", "spill", "deltas"):
         out[key] = core[key]
     groups = (
         {**one.handle.stats(), "id": id_, "ranks_per_node": one.shards.node_size}

@@ -1,0 +1,469 @@
+/* delta.c - a gather of differences: what its host functions do, and when it is worth it.
+ *
+ * All of it runs in two host functions on the gather's stream, so nothing here is known when the gather is
+ * enqueued: neither how large the differences are, nor whether the members have one base. They find that out
+ * in the lane's turn, which lasts until the bytes are right. The next gather encodes meanwhile.
+ *
+ * A failure of an exchange is the transport's, which the program finds when it waits for the gather, as with
+ * any other collective. What goes wrong on this rank alone (no memory) aborts the transport: the others wait
+ * for this rank.
+ */
+#include "comm/delta.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/size.h"
+#include "comm/codec.h"
+#include "comm/trace.h"
+
+/* What differs from a base must be smaller than this share of the shards, to be sent at all. */
+static const double MOST_WIRE = 0.9375;
+/* With FCDP_CODEC=auto, so many gathers of a group do not even ask after one that would not have gained. */
+enum { N_RESTS = 15 };
+/* Of fewer bytes the latency says more than the link. */
+enum { LEAST_MEASURED_BYTES = 64 << 10 };
+
+typedef struct head {                  /* of a member; all zeroes: it has no base, or did not encode */
+    uint64_t wire_bytes, base, shards; /* fingerprints of the base of all members, and of its own shards */
+    int64_t gain_ns;                   /* what it expects of differences, in this gather */
+} head;
+
+typedef struct cut {   /* one stale extent */
+    const char *shard; /* this rank's */
+    char *place;       /* of member 0, in the region; of member i, i * stride_bytes on */
+    size_t bytes, stride_bytes;
+    unsigned element_bytes;
+} cut;
+
+/* One gather. Made by the thread that enqueues it, then the stream's; freed by the former once `done`. */
+typedef struct fcdp_delta {
+    struct fcdp_delta *next;
+    atomic_bool done; /* release: all of this, and the group's state, has been written */
+    fcdp_comm *comm;
+    fcdp_group *group; /* NULL: it has ended */
+    fcdp_delta_scratch *scratch;
+    uint32_t object, step, track; /* the trace's */
+    uint32_t n, me;               /* members */
+    bool by_gain;                 /* FCDP_CODEC=auto */
+    bool encodes;                 /* it has a base to encode from */
+    uint64_t encode_ns;
+    size_t bytes; /* of one member's shards */
+    uint64_t sent_bytes;
+    head *heads; /* n */
+    uint32_t n_cuts;
+    cut cuts[];
+} delta;
+
+void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch) {
+    free(scratch->own);
+    free(scratch->all);
+    *scratch = (fcdp_delta_scratch){0};
+}
+
+/* ---- the bytes ---- */
+
+static void *grown(char **at, size_t *has_bytes, size_t bytes) {
+    if (*has_bytes >= bytes) return *at;
+    free(*at);
+    *has_bytes = fcdp__round_up(bytes, 64 << 10);
+    *at = aligned_alloc(64, *has_bytes);
+    if (!*at) *has_bytes = 0;
+    return *at;
+}
+
+/* Of what lies in the places of members [first, end). */
+static uint64_t places_fingerprint(const delta *d, uint32_t first, uint32_t end) {
+    uint64_t fingerprint = 0;
+    for (uint32_t b = first; b < end; b++)
+        for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
+            fingerprint = fcdp__fingerprint_by_host(c->place + b * c->stride_bytes, c->bytes, fingerprint);
+    return fingerprint;
+}
+
+static uint64_t shards_fingerprint(const delta *d) {
+    uint64_t fingerprint = 0;
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
+        fingerprint = fcdp__fingerprint_by_host(c->shard, c->bytes, fingerprint);
+    return fingerprint;
+}
+
+/* A member's differences: of each cut its length, 8 bytes, and as many bytes of the codec's. 0: too many. */
+static size_t encode(const delta *d, char *wire, size_t capacity) {
+    size_t at = 0;
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
+        uint64_t n = 0;
+        if (at + sizeof n >= capacity) return 0;
+        n = fcdp__delta_encode(c->place + d->me * c->stride_bytes, c->shard, c->bytes, c->element_bytes,
+                               wire + at + sizeof n, capacity - at - sizeof n);
+        if (!n) return 0;
+        memcpy(wire + at, &n, sizeof n);
+        at += sizeof n + n;
+    }
+    return at;
+}
+
+static bool decode(const delta *d, uint32_t member, const char *wire, size_t bytes) {
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
+        char *place = c->place + member * c->stride_bytes;
+        uint64_t n;
+        if (bytes < sizeof n) return false;
+        memcpy(&n, wire, sizeof n);
+        wire += sizeof n;
+        bytes -= sizeof n;
+        if (n > bytes || fcdp__delta_decode(place, place, c->bytes, c->element_bytes, wire, n)) return false;
+        wire += n;
+        bytes -= n;
+    }
+    return true;
+}
+
+static void own_place(const delta *d) {
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
+        memcpy(c->place + d->me * c->stride_bytes, c->shard, c->bytes);
+}
+
+/* ---- the rates ---- */
+
+/* A first measurement stands alone; later ones are averaged, since a busy machine's are noisy. */
+static void rate_note(double *rate, double measured) {
+    *rate = *rate > 0 ? 0.75 * *rate + 0.25 * measured : measured;
+}
+
+/* Each byte of a shard is encoded once, and decoded by each of the others, by a core that would compute: so
+ * that time counts twice. Until a gather has measured it, differences are tried. */
+static int64_t gain_ns(const delta *d) {
+    const fcdp_delta_rates *r = &d->comm->delta_rates;
+    double others = d->n - 1, bytes = (double)d->bytes;
+    if (!(r->link_ns > 0 && r->decode_ns > 0 && d->group->delta.wire > 0)) return 1;
+    double spared_ns = others * bytes * r->link_ns * (1 - d->group->delta.wire);
+    return (int64_t)(spared_ns - 2 * (bytes * r->encode_ns + others * bytes * r->decode_ns) - r->latency_ns);
+}
+
+/* The same on all members: each has all heads. */
+static void next_decide(delta *d) {
+    int64_t gain = 0;
+    for (uint32_t b = 0; b < d->n; b++) gain += d->heads[b].gain_ns;
+    d->group->delta.encodes = !d->by_gain || gain > 0;
+    d->group->delta.rests = d->group->delta.encodes ? 0 : N_RESTS;
+}
+
+/* ---- the exchanges, on the stream's thread, in the lane's turn ---- */
+
+static fcdp_status exchange(delta *d, void *buffer, size_t bytes, double *ns_out) {
+    const fcdp_transport *transport = &d->comm->transport;
+    uint64_t start_ns = fcdp__now_ns();
+    fcdp_status status = transport->exchange(transport->ctx, FCDP_LANE_INTER, buffer, bytes);
+    *ns_out = (double)(fcdp__now_ns() - start_ns);
+    d->sent_bytes += (d->n - 1) * bytes;
+    if (!status && (d->n - 1) * bytes >= LEAST_MEASURED_BYTES)
+        rate_note(&d->comm->delta_rates.link_ns, *ns_out / (double)((d->n - 1) * bytes));
+    return status;
+}
+
+static fcdp_status no_memory(delta *d, size_t bytes) {
+    const fcdp_transport *transport = &d->comm->transport;
+    fcdp_status status = fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory for a gather of %zu bytes", bytes);
+    transport->abort(transport->ctx, fcdp_error_text());
+    return status;
+}
+
+static fcdp_status whole_cross(delta *d) {
+    double ns;
+    char *all = grown(&d->scratch->all, &d->scratch->all_bytes, d->n * d->bytes);
+    if (!all) return no_memory(d, d->n * d->bytes);
+    char *at = all + d->me * d->bytes;
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; at += c->bytes, c++) memcpy(at, c->shard, c->bytes);
+    fcdp_status status = exchange(d, all, d->bytes, &ns);
+    if (status) return status;
+    at = all;
+    for (uint32_t b = 0; b < d->n; b++)
+        for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; at += c->bytes, c++)
+            memcpy(c->place + b * c->stride_bytes, at, c->bytes);
+    fcdp__count(&d->comm->engine->counts, FCDP_COUNT_DELTA_WHOLE, 1);
+    return FCDP_OK;
+}
+
+/* Of `wire_bytes` from each member. *right_out: all members have all bytes. */
+static fcdp_status differences_cross(delta *d, size_t wire_bytes, bool *right_out) {
+    fcdp_delta_rates *rates = &d->comm->delta_rates;
+    double ns;
+    char *all = grown(&d->scratch->all, &d->scratch->all_bytes, d->n * wire_bytes);
+    if (!all) return no_memory(d, d->n * wire_bytes);
+    char *own = all + d->me * wire_bytes;
+    size_t own_bytes = d->heads[d->me].wire_bytes;
+    memcpy(own, d->scratch->own, own_bytes);
+    memset(own + own_bytes, 0, wire_bytes - own_bytes);
+    fcdp_status status = exchange(d, all, wire_bytes, &ns);
+    if (status) return status;
+    uint64_t start_ns = fcdp__now_ns();
+    bool right = true;
+    own_place(d);
+    for (uint32_t b = 0; b < d->n && right; b++)
+        right = b == d->me || (decode(d, b, all + b * wire_bytes, d->heads[b].wire_bytes) &&
+                               places_fingerprint(d, b, b + 1) == d->heads[b].shards);
+    double decode_ns = (double)(fcdp__now_ns() - start_ns);
+    rate_note(&rates->decode_ns, decode_ns / ((double)(d->n - 1) * (double)d->bytes));
+    uint64_t *verdicts = (uint64_t *)all;
+    verdicts[d->me] = right;
+    status = exchange(d, verdicts, sizeof *verdicts, &ns);
+    if (status) return status;
+    rate_note(&rates->latency_ns, 2 * ns); /* the heads' is as long, but for members that come late */
+    *right_out = true;
+    for (uint32_t b = 0; b < d->n; b++) *right_out = *right_out && verdicts[b] == 1;
+    if (*right_out) return FCDP_OK;
+    fcdp__log(
+        FCDP_LOG_WARN,
+        "what came of differences between nodes does not have its sender's fingerprint on some rank; the "
+        "shards cross whole");
+    return FCDP_OK;
+}
+
+/* The largest differences of a member; 0: not all members have encoded, or they had different bases. */
+static size_t wire_bytes_of(const delta *d) {
+    size_t most = 0;
+    for (uint32_t b = 0; b < d->n; b++) {
+        if (!d->heads[b].wire_bytes || d->heads[b].base != d->heads[0].base) return 0;
+        if (d->heads[b].wire_bytes > most) most = d->heads[b].wire_bytes;
+    }
+    return most < sizeof(uint64_t) ? sizeof(uint64_t) : most; /* the verdicts take its place */
+}
+
+static fcdp_status cross(delta *d) {
+    double ns;
+    bool right = false;
+    d->heads[d->me].gain_ns = gain_ns(d);
+    fcdp_status status = exchange(d, d->heads, sizeof *d->heads, &ns);
+    if (status) return status;
+    size_t wire_bytes = wire_bytes_of(d);
+    if (wire_bytes) {
+        status = differences_cross(d, wire_bytes, &right);
+        d->group->delta.wire = (double)wire_bytes / (double)d->bytes;
+        rate_note(&d->comm->delta_rates.encode_ns, (double)d->encode_ns / (double)d->bytes);
+        if (!status && right) fcdp__count(&d->comm->engine->counts, FCDP_COUNT_DELTA_GATHERS, 1);
+    }
+    if (!status && !right) status = whole_cross(d);
+    if (!status) next_decide(d);
+    return status;
+}
+
+/* ---- the host functions ---- */
+
+static bool is_over(const delta *d) {
+    const fcdp_transport *transport = &d->comm->transport;
+    return atomic_load_explicit(&d->comm->failed, memory_order_acquire) || transport->check(transport->ctx);
+}
+
+static void encode_run(void *arg) {
+    delta *d = arg;
+    if (!d->encodes || is_over(d)) return;
+    uint64_t start_ns = fcdp__now_ns();
+    size_t most = (size_t)(MOST_WIRE * (double)d->bytes);
+    char *wire = grown(&d->scratch->own, &d->scratch->own_bytes, most + 1);
+    head *mine = &d->heads[d->me];
+    if (!wire) return; /* the shards cross whole */
+    mine->wire_bytes = encode(d, wire, most);
+    mine->base = places_fingerprint(d, 0, d->n);
+    mine->shards = shards_fingerprint(d);
+    d->encode_ns = fcdp__now_ns() - start_ns;
+}
+
+static void cross_run(void *arg) {
+    delta *d = arg;
+    fcdp_engine *engine = d->comm->engine;
+    uint64_t start_ns = fcdp__trace_start(), begun_ns = fcdp__now_ns();
+    if (!is_over(d) && cross(d)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    fcdp__count(&engine->counts, FCDP_COUNT_GATHER_INTER_BYTES, d->sent_bytes);
+    fcdp__count(&d->group->counts, FCDP_COUNT_SAVED_GATHER_BYTES,
+                d->sent_bytes * d->comm->topology.node_size);
+    if (start_ns)
+        fcdp__trace_as_is(&(fcdp_trace_event){.kind = FCDP_EVENT_GATHER,
+                                              .time_ns = start_ns,
+                                              .duration_ns = fcdp__now_ns() - begun_ns + 1,
+                                              .flags = FCDP_TRACE_ON_STREAM,
+                                              .thread = d->track,
+                                              .step = d->step,
+                                              .object = d->object,
+                                              .bytes = d->sent_bytes,
+                                              .a = d->sent_bytes});
+    atomic_store_explicit(&d->done, true, memory_order_release);
+}
+
+/* ---- enqueueing ---- */
+
+void fcdp__delta_warn(const fcdp_comm *comm) {
+    const fcdp_engine *engine = comm->engine;
+    static atomic_bool said;
+    bool by_slice = engine->options.restore != FCDP_RESTORE_WHOLE && comm->topology.node_size > 1;
+    const char *why = !engine->host_computes      ? "the model computes on a device"
+                      : !comm->transport.exchange ? "the transport exchanges no host memory"
+                      : by_slice                  ? "FCDP_RESTORE is slice"
+                                                  : NULL;
+    if (engine->options.codec == FCDP_CODEC_DELTA && comm->topology.n_nodes > 1 && why &&
+        !atomic_exchange(&said, true))
+        fcdp__log(FCDP_LOG_WARN, "FCDP_CODEC=delta: parameters cross the nodes whole: %s", why);
+}
+
+/* All of this holds on every member, or on none: the options are compared when the shard group is made. */
+static bool may_serve(const fcdp_group *group) {
+    const fcdp_comm *comm = group->comm;
+    return comm->engine->options.codec != FCDP_CODEC_NONE && comm->engine->host_computes &&
+           comm->transport.exchange && comm->topology.n_nodes > 1 && group->block &&
+           !fcdp__group_by_slice(group);
+}
+
+static void ended_free(fcdp_comm *comm) {
+    delta **link = &comm->deltas;
+    while (*link) {
+        delta *d = *link;
+        if (!atomic_load_explicit(&d->done, memory_order_acquire)) {
+            link = &d->next;
+            continue;
+        }
+        if (d->group && d->group->delta.last == d) d->group->delta.last = NULL;
+        *link = d->next;
+        free(d->heads);
+        free(d);
+    }
+}
+
+fcdp_status fcdp__delta_serves(fcdp_use *use, bool *serves_out) {
+    fcdp_group *group = use->group;
+    fcdp_delta_state *state = &group->delta;
+    *serves_out = false;
+    if (!may_serve(group)) return FCDP_OK;
+    if (state->last && !atomic_load_explicit(&state->last->done, memory_order_acquire)) {
+        fcdp_status status = fcdp__driver_event_sync(group->comm->engine->drv, group->crossed);
+        if (status) return status;
+    }
+    ended_free(group->comm);
+    if (!state->is_primed) {
+        state->is_primed = true;
+        state->encodes = true;
+    } else if (state->rests > 0) {
+        state->rests--;
+    } else {
+        *serves_out = true;
+    }
+    return FCDP_OK;
+}
+
+/* What host memory has of a span is this rank's own pieces at the least, which are those of its lane. */
+fcdp_status fcdp__delta_load(fcdp_use *use) {
+    fcdp_group *group = use->group;
+    const fcdp_topology *topology = &group->comm->topology;
+    const fcdp_plan *plan = use->plan;
+    fcdp_region_state state;
+    fcdp__region_state(group->region, &state);
+    use->has_base = group->delta.encodes;
+    uint32_t load_mask = 0;
+    for (uint32_t s = 0; s < FCDP_N_SPANS && use->has_base; s++) {
+        if (!(plan->fill_mask & 1u << s) || state.span[s].on_device) continue;
+        if (state.span[s].stored || state.span[s].whole)
+            load_mask |= 1u << s;
+        else
+            use->has_base = false;
+    }
+    if (!use->has_base || !load_mask) return FCDP_OK;
+    fcdp_piece *pieces = malloc(((size_t)plan->n_stale * topology->n_nodes + 1) * sizeof *pieces);
+    if (!pieces) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
+    fcdp_status status = fcdp__region_order(group->region, group->comm->set->copies[FCDP_TO_DEVICE]);
+    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++) {
+        size_t n = 0;
+        for (uint32_t k = 0; k < plan->n_stale; k++)
+            for (uint32_t b = 0; b < topology->n_nodes && group->layout->extents[plan->stale[k]].span == s;
+                 b++)
+                pieces[n++] = fcdp__plan_shard(group->layout, topology, plan->stale[k], b, topology->local);
+        if (load_mask & 1u << s)
+            status = fcdp__region_load_stored(group->region, s, (fcdp_piece_list){pieces, n});
+    }
+    free(pieces);
+    return status;
+}
+
+/* What the host functions read and write, for the simulated device's checks. */
+static void announce(const delta *d, bool places_too) {
+    fcdp_access *accesses = malloc(d->n_cuts * (size_t)(d->n + 1) * sizeof *accesses);
+    size_t n = 0;
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts && accesses; c++) {
+        accesses[n++] = (fcdp_access){{(uintptr_t)c->shard}, c->bytes, false};
+        for (uint32_t b = 0; b < d->n && (places_too || d->encodes); b++)
+            accesses[n++] = (fcdp_access){{(uintptr_t)c->place + b * c->stride_bytes}, c->bytes, places_too};
+    }
+    fcdp__driver_announce(d->comm->engine->drv, accesses, n);
+    free(accesses);
+}
+
+static delta *delta_make(fcdp_use *use, const fcdp_part *parts, size_t n, fcdp_stream inter) {
+    fcdp_group *group = use->group;
+    fcdp_comm *comm = group->comm;
+    uint32_t which = inter == comm->set->streams[FCDP_STREAM_INTER_0] ? 0 : 1;
+    delta *d = calloc(1, sizeof *d + n * sizeof *d->cuts);
+    head *heads = calloc(comm->topology.n_nodes, sizeof *heads);
+    if (!d || !heads) {
+        free(d);
+        free(heads);
+        return NULL;
+    }
+    d->comm = comm;
+    d->group = group;
+    d->scratch = &comm->set->delta_scratch[which];
+    d->object = fcdp__group_object(group);
+    d->step = fcdp__trace_step();
+    d->track = which ? FCDP_TRACK_INTER_1 : FCDP_TRACK_INTER_0;
+    d->n = comm->topology.n_nodes;
+    d->me = comm->topology.node;
+    d->by_gain = comm->engine->options.codec == FCDP_CODEC_AUTO;
+    d->encodes = use->has_base;
+    d->heads = heads;
+    for (size_t k = 0; k < n; k++) {
+        uint32_t i = use->plan->stale[k];
+        d->cuts[d->n_cuts++] = (cut){.shard = (const char *)(uintptr_t)use->inputs[i],
+                                     .place = (char *)(uintptr_t)parts[k].at.addr,
+                                     .bytes = parts[k].bytes,
+                                     .stride_bytes = parts[k].stride_bytes,
+                                     .element_bytes = group->element_bytes[i] == 2 ? 2 : 4};
+        d->bytes += parts[k].bytes;
+    }
+    d->next = comm->deltas;
+    comm->deltas = d;
+    d->group->delta.last = d;
+    return d;
+}
+
+fcdp_status fcdp__delta_gather(fcdp_use *use, const fcdp_part *parts, size_t n, fcdp_stream inter) {
+    fcdp_group *group = use->group;
+    fcdp_driver *drv = group->comm->engine->drv;
+    fcdp_event turn = group->comm->set->turn[FCDP_LANE_INTER];
+    delta *d = delta_make(use, parts, n, inter);
+    if (!d) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
+    fcdp_status status = fcdp__driver_stream_wait(drv, inter, fcdp__region_loaded(group->region));
+    if (!status) {
+        announce(d, false);
+        status = fcdp__driver_host_function(drv, inter, encode_run, d);
+    }
+    if (!status) status = fcdp__driver_stream_wait(drv, inter, turn);
+    if (!status) {
+        announce(d, true);
+        status = fcdp__driver_host_function(drv, inter, cross_run, d);
+    }
+    if (!status) status = fcdp__driver_event_record(drv, turn, inter);
+    fcdp__count(&group->comm->engine->counts, FCDP_COUNT_GATHER_CALLS, 1);
+    return status;
+}
+
+/* Where the device has failed, some will never be done. */
+void fcdp__delta_forget(fcdp_group *group) {
+    ended_free(group->comm);
+    for (delta *d = group->comm->deltas; d; d = d->next)
+        if (d->group == group) d->group = NULL;
+}
+
+void fcdp__deltas_free(fcdp_comm *comm) {
+    for (delta *d = comm->deltas, *next; d; d = next) {
+        next = d->next;
+        free(d->heads);
+        free(d);
+    }
+    comm->deltas = NULL;
+}

@@ -1,0 +1,76 @@
+/* delta.h - a gather between the nodes that brings what has changed since the last one.
+ *
+ * After a gather every member of an inter lane has what each of them sent: the base of the next gather.
+ * Then a member need only send the difference between its shards and their base (codec.h), and the others
+ * add it to the base, in place in the region:
+ *
+ *     before the turn   the region has the base of every member; this rank encodes its shards
+ *     heads             an all-gather of a few words a member: the size of what it encoded, fingerprints of
+ *                       the base of all members and of its shards
+ *     differences       an all-gather of the largest size; decoded, and compared with the fingerprints
+ *     verdict           an all-gather of a word a member: did the bytes of all come out right?
+ *
+ * All members see the same heads and verdicts, so they go on alike. If one of them has no base, or another
+ * one, if its differences would be no smaller, or if what it decoded is wrong, the shards cross whole, in the
+ * same turn. Bytes of a wrong base reach no use.
+ *
+ * With FCDP_CODEC=auto a group's differences cross only while all members together expect to gain by it, from
+ * the rates of the link and of the codec that they have measured.
+ *
+ * The host encodes and decodes: for models whose compute it is (host_computes), over a transport that can
+ * exchange host memory, where the node's ranks meet in host memory.
+ */
+#ifndef FCDP_DELTA_H
+#define FCDP_DELTA_H
+
+#include <stdatomic.h>
+
+#include "comm/group.h"
+#include "comm/transport.h"
+
+/* ---- what others keep for this file ---- */
+
+/* A stream's, whose gathers use it one after another. All zeroes at first. */
+typedef struct fcdp_delta_scratch {
+    char *own, *all; /* what this rank sends; what all members send */
+    size_t own_bytes, all_bytes;
+} fcdp_delta_scratch;
+void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch);
+
+/* A group's. Written in the lane's turn, from what all members have in common; read once the gather has
+ * ended: so the same on all members. */
+typedef struct fcdp_delta_state {
+    bool encodes;   /* the next gather is to */
+    uint32_t rests; /* gathers from here on without heads */
+    double wire;    /* bytes of differences by bytes of shards, at the last that crossed; 0: none has */
+    bool is_primed; /* a gather has made a base */
+    struct fcdp_delta *last; /* that gather; NULL: it has ended */
+} fcdp_delta_state;
+
+/* A shard group's; 0: not measured yet. Written in the lane's turn. */
+typedef struct fcdp_delta_rates {
+    double link_ns, encode_ns, decode_ns; /* a byte */
+    double latency_ns;                    /* an exchange of a few bytes, between members that are there */
+} fcdp_delta_rates;
+
+/* Once in a process: why FCDP_CODEC=delta changes nothing here. */
+void fcdp__delta_warn(const fcdp_comm *comm);
+
+/* ---- for moves.c ---- */
+
+typedef struct fcdp_use fcdp_use;
+
+/* Is this gather one of differences, or asks for one? The same on every member of the lane. Where the group's
+ * last gather is still under way, the host waits for its end. */
+fcdp_status fcdp__delta_serves(fcdp_use *use, bool *serves_out) FCDP_MUST_CHECK;
+/* Before the fill begins: the base comes to its place in the region, if host memory has it alone. */
+fcdp_status fcdp__delta_load(fcdp_use *use) FCDP_MUST_CHECK;
+/* In place of the copies of this rank's shards into the region, and of the all-gather of `parts` (plan.h). On
+ * `inter`, which is ordered, and behind the base and the inputs. */
+fcdp_status fcdp__delta_gather(fcdp_use *use, const fcdp_part *parts, size_t n,
+                               fcdp_stream inter) FCDP_MUST_CHECK;
+/* The group ends, and its gathers have ended; those of the comm have. */
+void fcdp__delta_forget(fcdp_group *group);
+void fcdp__deltas_free(fcdp_comm *comm);
+
+#endif

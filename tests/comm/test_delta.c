@@ -1,0 +1,162 @@
+/* Gathers of differences: fewer bytes cross, and whatever becomes of a base or of what was sent, every byte
+ * that a use sees is right. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/comm/engine_world.h"
+#include "tests/comm/random.h"
+
+enum { N_GROUPS = 4, N_STEPS = 4 };
+
+static cluster_config make_config(uint32_t n_nodes, uint32_t node_size) {
+    cluster_config config = {.n_nodes = n_nodes,
+                             .node_size = node_size,
+                             .n_groups = N_GROUPS,
+                             .restore = FCDP_RESTORE_WHOLE,
+                             .mapping = FCDP_MAPPING_SLOTS,
+                             .prefetch = 1,
+                             .host_computes = true,
+                             .deltas = true,
+                             .alike = true,
+                             .device_budget_bytes = 40 * (size_t)PAGE_BYTES};
+    for (uint32_t g = 0; g < N_GROUPS; g++) /* trainable, and frozen beside it */
+        config.groups[g] = (group_spec){2, {{30000 + 100 * g, 1}, {6001, g % 2}}};
+    return config;
+}
+
+/* What happens to a rank, before a forward. */
+typedef struct mishap {
+    int step; /* before this one; -1: never */
+    uint32_t rank, group;
+    size_t byte; /* of the rank's own piece of extent 0, in host memory */
+} mishap;
+
+static void base_flip(const member *m, const mishap *what) {
+    const fcdp_group *group = m->groups[what->group];
+    fcdp_piece place = fcdp__plan_shard(group->layout, &m->topology, 0, m->topology.node, m->topology.local);
+    uint8_t *host = fcdp__host_data(group->block);
+    host[place.offset_bytes + what->byte % place.bytes] ^= 1;
+}
+
+static void job_body(member *m, void *arg) {
+    const mishap *what = arg;
+    for (uint32_t g = 0; g < N_GROUPS; g++) MUST(!member_step(m, g, all_extents, true));
+    for (int pass = 0; pass < 2 * N_STEPS; pass++) {
+        bool back = pass % 2;
+        if (back)
+            member_begin_backward(m);
+        else
+            member_begin_forward(m);
+        for (uint32_t k = 0; k < N_GROUPS; k++) {
+            uint32_t g = back ? N_GROUPS - 1 - k : k;
+            MUST(!member_unshard(m, g, back ? UNSHARD_BACKWARD : UNSHARD_FORWARD));
+            MUST(!member_use(m, g));
+            MUST(!member_reshard(m, g, false));
+        }
+        if (back) member_step_trainable(m);
+        if (back && what && what->step == pass / 2 && what->rank == m->topology.rank) base_flip(m, what);
+    }
+    MUST(!fcdp__driver_stream_sync(m->engine->drv, m->stream));
+    MUST(!m->wrong[0]);
+}
+
+typedef struct outcome {
+    uint64_t sent, n_deltas, n_whole;
+} outcome;
+
+static outcome run(const cluster_config *config, mishap *what, long spoil_at, size_t spoil_byte) {
+    cluster *c = start(config);
+    outcome result = {0};
+    c->hub.spoil_byte = spoil_byte;
+    atomic_store(&c->hub.spoil_at, spoil_at);
+    cluster_run(c, job_body, what);
+    cluster_check_launches(c, true);
+    EVERY_MEMBER(c, m) {
+        fcdp_engine_stats stats;
+        fcdp_engine_stats_get(m->engine, &stats);
+        result.sent += stats.gather.inter_bytes_sent;
+        result.n_deltas += stats.n_delta_gathers;
+        result.n_whole += stats.n_delta_whole;
+    }
+    assert_int_equal(result.sent, c->hub.inter_bytes_sent);
+    end(c);
+    return result;
+}
+
+static const uint32_t shapes[][2] = {{2, 1}, {2, 2}, {3, 2}};
+
+static void test_fewer_bytes_cross(void **state) {
+    (void)state;
+    for (int way = 0; way < 6; way++) {
+        cluster_config config = make_config(shapes[way % 3][0], shapes[way % 3][1]);
+        config.mapping = way < 3 ? FCDP_MAPPING_SLOTS : FCDP_MAPPING_EXACT;
+        for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = way % 2;
+        outcome differences = run(&config, NULL, 0, 0);
+        config.alike = false;
+        outcome different = run(&config, NULL, 0, 0);
+        config.deltas = false;
+        outcome whole = run(&config, NULL, 0, 0);
+        print_message("%u x %u: %llu bytes whole, %llu as differences\n", config.n_nodes, config.node_size,
+                      (unsigned long long)whole.sent, (unsigned long long)differences.sent);
+        /* all but those of the first step, which have no base; in three of them one value of eight differs */
+        uint64_t n_ranks = config.n_nodes * config.node_size, n = n_ranks * N_GROUPS * (N_STEPS - 1);
+        assert_int_equal(differences.n_deltas, n);
+        assert_int_equal(differences.n_whole, 0);
+        assert_true(differences.sent < whole.sent * 55 / 100);
+        assert_int_equal(different.n_deltas, 0);
+        assert_int_equal(different.n_whole, n);
+        assert_true(different.sent <= whole.sent + n * (config.n_nodes - 1) * 64);
+        assert_int_equal(whole.n_deltas + whole.n_whole, 0);
+    }
+}
+
+static void test_a_changed_base_crosses_whole(void **state) {
+    (void)state;
+    test_random random = {random_seed("test_a_changed_base_crosses_whole", 1)};
+    for (int round = 0; round < 12; round++) {
+        cluster_config config = make_config(shapes[round % 3][0], shapes[round % 3][1]);
+        uint32_t n_ranks = config.n_nodes * config.node_size;
+        mishap what = {.step = 1,
+                       .rank = random_below(&random, n_ranks),
+                       .group = random_below(&random, N_GROUPS),
+                       .byte = random_next(&random)};
+        outcome result = run(&config, &what, 0, 0);
+        /* to all members of the rank's lane, once */
+        assert_int_equal(result.n_whole, config.n_nodes);
+        assert_int_equal(result.n_deltas + result.n_whole, (uint64_t)n_ranks * N_GROUPS * (N_STEPS - 1));
+    }
+}
+
+static void test_what_comes_wrong_crosses_whole(void **state) {
+    (void)state;
+    test_random random = {random_seed("test_what_comes_wrong_crosses_whole", 1)};
+    uint64_t n_seen = 0;
+    for (long round = 1; round <= 24; round++) {
+        cluster_config config = make_config(shapes[round % 3][0], shapes[round % 3][1]);
+        outcome result = run(&config, NULL, 1 + (long)random_below(&random, 24), random_next(&random));
+        /* the byte may lie behind what a rank sent, whose differences are not the largest */
+        assert_true(result.n_whole == config.n_nodes || result.n_whole == 0);
+        n_seen += result.n_whole > 0;
+    }
+    print_message("%llu of 24 reached a value\n", (unsigned long long)n_seen);
+    assert_true(n_seen >= 18);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fewer_bytes_cross),
+        cmocka_unit_test(test_a_changed_base_crosses_whole),
+        cmocka_unit_test(test_what_comes_wrong_crosses_whole),
+    };
+    fcdp_log_set_level(FCDP_LOG_QUIET);
+    cmocka_set_test_filter(getenv("TEST_FILTER"));
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

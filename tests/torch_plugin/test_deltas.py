@@ -1,0 +1,41 @@
+"""Gathers of differences (FCDP_CODEC), 2 nodes x 2 ranks: fewer bytes between the nodes, and the same training."""
+
+import pytest
+
+from conftest import needs_fcdp
+from test_bad_input import on, start
+
+pytestmark = needs_fcdp
+ARGUMENTS = {"fsdp2": ["--freeze", 1], "fsdp1": ["--fsdp1"]}
+
+
+def sent(outcome):
+    return sum(rank["stats"]["collectives"]["gather"]["inter_bytes_sent"] for rank in outcome.results)
+
+
+@pytest.mark.parametrize("kind", ARGUMENTS)
+def test_differences_are_fewer_bytes_and_the_same_training(tmp_path, kind):
+    options = {"FCDP_COALESCE": "0", "FCDP_TIMEOUT": "60"}
+    outcomes = {
+        codec: start(tmp_path / codec, on(FCDP_CODEC=codec, **options), arguments=ARGUMENTS[kind])
+        for codec in ("none", "delta", "auto")
+    }
+    whole = outcomes.pop("none")
+    for codec, outcome in outcomes.items():
+        assert outcome.went_on(whole) == [], codec
+        for rank, with_all in zip(outcome.results, whole.results):
+            stats = rank["stats"]
+            assert stats["gathers"] == with_all["stats"]["gathers"] and stats["bypassed"] == []
+            assert stats["deltas"]["gathers"] > 0, (codec, stats["deltas"])  # auto tries them
+            assert stats["saved"]["plain_bytes"] == with_all["stats"]["saved"]["plain_bytes"]
+    for rank, with_all in zip(outcomes["delta"].results, whole.results):
+        deltas, saved = rank["stats"]["deltas"], rank["stats"]["saved"]["gather_bytes"]
+        assert deltas["whole"] == 0 and saved < with_all["stats"]["saved"]["gather_bytes"]
+    assert sent(outcomes["delta"]) < sent(whole) * 0.92, (sent(outcomes["delta"]), sent(whole))
+
+
+def test_where_they_cannot_be_the_job_says_so(tmp_path):
+    outcome = start(tmp_path, on(FCDP_CODEC="delta", FCDP_RESTORE="slice", FCDP_TIMEOUT="60"))
+    said = [line for lines in outcome.messages for line in lines if "FCDP_CODEC" in line]
+    assert said and all(line.endswith("cross the nodes whole: FCDP_RESTORE is slice") for line in said), said
+    assert all(rank["stats"]["deltas"] == {"gathers": 0, "whole": 0} for rank in outcome.results)
