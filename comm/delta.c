@@ -21,8 +21,8 @@
 static const double MOST_WIRE = 0.9375;
 /* With FCDP_CODEC=auto, so many gathers of a group do not even ask after one that would not have gained. */
 enum { N_RESTS = 15 };
-/* Of fewer bytes the latency says more than the link. */
-enum { LEAST_MEASURED_BYTES = 64 << 10 };
+/* Of fewer bytes the latency says more than the link, unless it is known. */
+enum { MEASURED_BYTES = 64 << 10 };
 
 typedef struct head {                  /* of a member; all zeroes: it has no base, or did not encode */
     uint64_t wire_bytes, base, shards; /* fingerprints of the base of all members, and of its own shards */
@@ -36,12 +36,13 @@ typedef struct cut {   /* one stale extent */
     unsigned element_bytes;
 } cut;
 
-/* One gather. Made by the thread that enqueues it, then the stream's; freed by the former once `done`. */
+/* One gather: its group's last one. Made by the thread that enqueues it, then the stream's; freed by the
+ * former once `done`. */
 typedef struct fcdp_delta {
-    struct fcdp_delta *next;
-    atomic_bool done; /* release: all of this, and the group's state, has been written */
+    struct fcdp_delta *next; /* of those that a device which failed has left undone */
+    atomic_bool done;        /* release: all of this, and the group's state, has been written */
     fcdp_comm *comm;
-    fcdp_group *group; /* NULL: it has ended */
+    fcdp_group *group;
     fcdp_delta_scratch *scratch;
     uint32_t object, step, track; /* the trace's */
     uint32_t n, me;               /* members */
@@ -78,13 +79,6 @@ static uint64_t places_fingerprint(const delta *d, uint32_t first, uint32_t end)
     for (uint32_t b = first; b < end; b++)
         for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
             fingerprint = fcdp__fingerprint_by_host(c->place + b * c->stride_bytes, c->bytes, fingerprint);
-    return fingerprint;
-}
-
-static uint64_t shards_fingerprint(const delta *d) {
-    uint64_t fingerprint = 0;
-    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
-        fingerprint = fcdp__fingerprint_by_host(c->shard, c->bytes, fingerprint);
     return fingerprint;
 }
 
@@ -135,17 +129,17 @@ static void rate_note(double *rate, double measured) {
 static int64_t gain_ns(const delta *d) {
     const fcdp_delta_rates *r = &d->comm->delta_rates;
     double others = d->n - 1, bytes = (double)d->bytes;
+    if (d->group->delta.wire >= 1) return -1;
     if (!(r->link_ns > 0 && r->decode_ns > 0 && d->group->delta.wire > 0)) return 1;
     double spared_ns = others * bytes * r->link_ns * (1 - d->group->delta.wire);
     return (int64_t)(spared_ns - 2 * (bytes * r->encode_ns + others * bytes * r->decode_ns) - r->latency_ns);
 }
 
-/* The same on all members: each has all heads. */
+/* The same on all members: each has all heads. After a rest they are tried anew, and measured. */
 static void next_decide(delta *d) {
     int64_t gain = 0;
     for (uint32_t b = 0; b < d->n; b++) gain += d->heads[b].gain_ns;
-    d->group->delta.encodes = !d->by_gain || gain > 0;
-    d->group->delta.rests = d->group->delta.encodes ? 0 : N_RESTS;
+    d->group->delta.rests = d->by_gain && gain <= 0 ? N_RESTS : 0;
 }
 
 /* ---- the exchanges, on the stream's thread, in the lane's turn ---- */
@@ -156,8 +150,9 @@ static fcdp_status exchange(delta *d, void *buffer, size_t bytes, double *ns_out
     fcdp_status status = transport->exchange(transport->ctx, FCDP_LANE_INTER, buffer, bytes);
     *ns_out = (double)(fcdp__now_ns() - start_ns);
     d->sent_bytes += (d->n - 1) * bytes;
-    if (!status && (d->n - 1) * bytes >= LEAST_MEASURED_BYTES)
-        rate_note(&d->comm->delta_rates.link_ns, *ns_out / (double)((d->n - 1) * bytes));
+    double latency_ns = d->comm->delta_rates.latency_ns / 2, moved = (double)((d->n - 1) * bytes);
+    if (!status && *ns_out > latency_ns && (moved >= MEASURED_BYTES || (latency_ns > 0 && bytes > 4096)))
+        rate_note(&d->comm->delta_rates.link_ns, (*ns_out - latency_ns) / moved);
     return status;
 }
 
@@ -173,7 +168,8 @@ static fcdp_status whole_cross(delta *d) {
     char *all = grown(&d->scratch->all, &d->scratch->all_bytes, d->n * d->bytes);
     if (!all) return no_memory(d, d->n * d->bytes);
     char *at = all + d->me * d->bytes;
-    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; at += c->bytes, c++) memcpy(at, c->shard, c->bytes);
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; at += c->bytes, c++)
+        memcpy(at, c->place + d->me * c->stride_bytes, c->bytes);
     fcdp_status status = exchange(d, all, d->bytes, &ns);
     if (status) return status;
     at = all;
@@ -198,7 +194,6 @@ static fcdp_status differences_cross(delta *d, size_t wire_bytes, bool *right_ou
     if (status) return status;
     uint64_t start_ns = fcdp__now_ns();
     bool right = true;
-    own_place(d);
     for (uint32_t b = 0; b < d->n && right; b++)
         right = b == d->me || (decode(d, b, all + b * wire_bytes, d->heads[b].wire_bytes) &&
                                places_fingerprint(d, b, b + 1) == d->heads[b].shards);
@@ -236,6 +231,8 @@ static fcdp_status cross(delta *d) {
     fcdp_status status = exchange(d, d->heads, sizeof *d->heads, &ns);
     if (status) return status;
     size_t wire_bytes = wire_bytes_of(d);
+    for (uint32_t b = 0; b < d->n; b++) /* it has a base, and encoded in vain */
+        if (d->heads[b].base && !d->heads[b].wire_bytes) d->group->delta.wire = 1;
     if (wire_bytes) {
         status = differences_cross(d, wire_bytes, &right);
         d->group->delta.wire = (double)wire_bytes / (double)d->bytes;
@@ -254,18 +251,25 @@ static bool is_over(const delta *d) {
     return atomic_load_explicit(&d->comm->failed, memory_order_acquire) || transport->check(transport->ctx);
 }
 
-static void encode_run(void *arg) {
-    delta *d = arg;
-    if (!d->encodes || is_over(d)) return;
+static void differences_make(delta *d) {
     uint64_t start_ns = fcdp__now_ns();
     size_t most = (size_t)(MOST_WIRE * (double)d->bytes);
     char *wire = grown(&d->scratch->own, &d->scratch->own_bytes, most + 1);
     head *mine = &d->heads[d->me];
-    if (!wire) return; /* the shards cross whole */
+    if (!wire) return;                               /* the shards cross whole */
+    mine->base = places_fingerprint(d, 0, d->n) | 1; /* 0 says that it has none */
     mine->wire_bytes = encode(d, wire, most);
-    mine->base = places_fingerprint(d, 0, d->n);
-    mine->shards = shards_fingerprint(d);
     d->encode_ns = fcdp__now_ns() - start_ns;
+}
+
+/* The shard is read here alone: whatever the program makes of it later, all members get what this rank has in
+ * its own place. Where it changed while it was encoded, what the others decode has another fingerprint. */
+static void encode_run(void *arg) {
+    delta *d = arg;
+    if (is_over(d)) return;
+    if (d->encodes) differences_make(d);
+    own_place(d);
+    if (d->heads[d->me].wire_bytes) d->heads[d->me].shards = places_fingerprint(d, d->me, d->me + 1);
 }
 
 static void cross_run(void *arg) {
@@ -299,8 +303,8 @@ void fcdp__delta_warn(const fcdp_comm *comm) {
                       : !comm->transport.exchange ? "the transport exchanges no host memory"
                       : by_slice                  ? "FCDP_RESTORE is slice"
                                                   : NULL;
-    if (engine->options.codec == FCDP_CODEC_DELTA && comm->topology.n_nodes > 1 && why &&
-        !atomic_exchange(&said, true))
+    if (engine->options.codec == FCDP_CODEC_DELTA && comm->topology.n_nodes > 1 && !comm->topology.local &&
+        why && !atomic_exchange(&said, true))
         fcdp__log(FCDP_LOG_WARN, "FCDP_CODEC=delta: parameters cross the nodes whole: %s", why);
 }
 
@@ -312,19 +316,9 @@ static bool may_serve(const fcdp_group *group) {
            !fcdp__group_by_slice(group);
 }
 
-static void ended_free(fcdp_comm *comm) {
-    delta **link = &comm->deltas;
-    while (*link) {
-        delta *d = *link;
-        if (!atomic_load_explicit(&d->done, memory_order_acquire)) {
-            link = &d->next;
-            continue;
-        }
-        if (d->group && d->group->delta.last == d) d->group->delta.last = NULL;
-        *link = d->next;
-        free(d->heads);
-        free(d);
-    }
+static void delta_free(delta *d) {
+    free(d->heads);
+    free(d);
 }
 
 fcdp_status fcdp__delta_serves(fcdp_use *use, bool *serves_out) {
@@ -336,10 +330,10 @@ fcdp_status fcdp__delta_serves(fcdp_use *use, bool *serves_out) {
         fcdp_status status = fcdp__driver_event_sync(group->comm->engine->drv, group->crossed);
         if (status) return status;
     }
-    ended_free(group->comm);
+    if (state->last) delta_free(state->last);
+    state->last = NULL;
     if (!state->is_primed) {
         state->is_primed = true;
-        state->encodes = true;
     } else if (state->rests > 0) {
         state->rests--;
     } else {
@@ -355,7 +349,7 @@ fcdp_status fcdp__delta_load(fcdp_use *use) {
     const fcdp_plan *plan = use->plan;
     fcdp_region_state state;
     fcdp__region_state(group->region, &state);
-    use->has_base = group->delta.encodes;
+    use->has_base = true;
     uint32_t load_mask = 0;
     for (uint32_t s = 0; s < FCDP_N_SPANS && use->has_base; s++) {
         if (!(plan->fill_mask & 1u << s) || state.span[s].on_device) continue;
@@ -367,7 +361,8 @@ fcdp_status fcdp__delta_load(fcdp_use *use) {
     if (!use->has_base || !load_mask) return FCDP_OK;
     fcdp_piece *pieces = malloc(((size_t)plan->n_stale * topology->n_nodes + 1) * sizeof *pieces);
     if (!pieces) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
-    fcdp_status status = fcdp__region_order(group->region, group->comm->set->copies[FCDP_TO_DEVICE]);
+    fcdp_stream inter = group->comm->set->streams[group->comm->n_gathers % FCDP_N_INTER]; /* inter_step's */
+    fcdp_status status = fcdp__region_order(group->region, inter);
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++) {
         size_t n = 0;
         for (uint32_t k = 0; k < plan->n_stale; k++)
@@ -375,20 +370,22 @@ fcdp_status fcdp__delta_load(fcdp_use *use) {
                  b++)
                 pieces[n++] = fcdp__plan_shard(group->layout, topology, plan->stale[k], b, topology->local);
         if (load_mask & 1u << s)
-            status = fcdp__region_load_stored(group->region, s, (fcdp_piece_list){pieces, n});
+            status = fcdp__region_load_own(group->region, s, (fcdp_piece_list){pieces, n}, inter);
     }
     free(pieces);
     return status;
 }
 
 /* What the host functions read and write, for the simulated device's checks. */
-static void announce(const delta *d, bool places_too) {
+static void announce(const delta *d, bool crosses) {
     fcdp_access *accesses = malloc(d->n_cuts * (size_t)(d->n + 1) * sizeof *accesses);
     size_t n = 0;
     for (const cut *c = d->cuts; c < d->cuts + d->n_cuts && accesses; c++) {
-        accesses[n++] = (fcdp_access){{(uintptr_t)c->shard}, c->bytes, false};
-        for (uint32_t b = 0; b < d->n && (places_too || d->encodes); b++)
-            accesses[n++] = (fcdp_access){{(uintptr_t)c->place + b * c->stride_bytes}, c->bytes, places_too};
+        if (!crosses) accesses[n++] = (fcdp_access){{(uintptr_t)c->shard}, c->bytes, false};
+        for (uint32_t b = 0; b < d->n; b++)
+            if (crosses || b == d->me || d->encodes)
+                accesses[n++] = (fcdp_access){
+                    {(uintptr_t)c->place + b * c->stride_bytes}, c->bytes, crosses != (b == d->me)};
     }
     fcdp__driver_announce(d->comm->engine->drv, accesses, n);
     free(accesses);
@@ -425,9 +422,7 @@ static delta *delta_make(fcdp_use *use, const fcdp_part *parts, size_t n, fcdp_s
                                      .element_bytes = group->element_bytes[i] == 2 ? 2 : 4};
         d->bytes += parts[k].bytes;
     }
-    d->next = comm->deltas;
-    comm->deltas = d;
-    d->group->delta.last = d;
+    group->delta.last = d;
     return d;
 }
 
@@ -437,11 +432,8 @@ fcdp_status fcdp__delta_gather(fcdp_use *use, const fcdp_part *parts, size_t n, 
     fcdp_event turn = group->comm->set->turn[FCDP_LANE_INTER];
     delta *d = delta_make(use, parts, n, inter);
     if (!d) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
-    fcdp_status status = fcdp__driver_stream_wait(drv, inter, fcdp__region_loaded(group->region));
-    if (!status) {
-        announce(d, false);
-        status = fcdp__driver_host_function(drv, inter, encode_run, d);
-    }
+    announce(d, false);
+    fcdp_status status = fcdp__driver_host_function(drv, inter, encode_run, d);
     if (!status) status = fcdp__driver_stream_wait(drv, inter, turn);
     if (!status) {
         announce(d, true);
@@ -452,18 +444,26 @@ fcdp_status fcdp__delta_gather(fcdp_use *use, const fcdp_part *parts, size_t n, 
     return status;
 }
 
-/* Where the device has failed, some will never be done. */
+/* The group's streams have been drained. Where the device has failed its last gather may never be done, and
+ * what waits on a stream may still point to it. */
 void fcdp__delta_forget(fcdp_group *group) {
-    ended_free(group->comm);
-    for (delta *d = group->comm->deltas; d; d = d->next)
-        if (d->group == group) d->group = NULL;
+    delta *d = group->delta.last;
+    group->delta.last = NULL;
+    if (!d) return;
+    if (atomic_load_explicit(&d->done, memory_order_acquire)) {
+        delta_free(d);
+        return;
+    }
+    fcdp__lock_acquire(&group->comm->engine->lock);
+    d->next = group->comm->deltas;
+    group->comm->deltas = d;
+    fcdp__lock_release(&group->comm->engine->lock);
 }
 
 void fcdp__deltas_free(fcdp_comm *comm) {
-    for (delta *d = comm->deltas, *next; d; d = next) {
-        next = d->next;
-        free(d->heads);
-        free(d);
+    while (comm->deltas) {
+        delta *d = comm->deltas;
+        comm->deltas = d->next;
+        delta_free(d);
     }
-    comm->deltas = NULL;
 }

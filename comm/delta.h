@@ -40,9 +40,8 @@ void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch);
 /* A group's. Written in the lane's turn, from what all members have in common; read once the gather has
  * ended: so the same on all members. */
 typedef struct fcdp_delta_state {
-    bool encodes;   /* the next gather is to */
     uint32_t rests; /* gathers from here on without heads */
-    double wire;    /* bytes of differences by bytes of shards, at the last that crossed; 0: none has */
+    double wire;    /* bytes of differences by bytes of shards, as last made; 0: never; 1: too many */
     bool is_primed; /* a gather has made a base */
     struct fcdp_delta *last; /* that gather; NULL: it has ended */
 } fcdp_delta_state;

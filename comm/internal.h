@@ -86,7 +86,7 @@ struct fcdp_comm {
     fcdp_failure failure;            /* the first one */
     bool ahead;                      /* fcdp_comm_set_ahead */
     fcdp_delta_rates delta_rates;
-    struct fcdp_delta *deltas; /* gathers of differences that may be under way */
+    struct fcdp_delta *deltas; /* of groups that have ended; guarded by the engine's lock */
     /* guarded by the engine's lock */
     fcdp_group *groups;
     fcdp_tree *trees;

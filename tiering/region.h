@@ -138,10 +138,11 @@ void fcdp__region_fill_by_host(fcdp_region *region, uint32_t span_mask);
  * `loaded` is recorded. */
 fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask,
                                      fcdp_piece_list others) FCDP_MUST_CHECK;
-/* Enqueue the copies to the device of pieces of `span`, once host memory has it. In use, ordered; `loaded` is
- * recorded, and the state is as before. */
-fcdp_status fcdp__region_load_stored(fcdp_region *region, uint32_t span,
-                                     fcdp_piece_list pieces) FCDP_MUST_CHECK;
+/* Enqueue on `stream` the copies to the device of pieces of `span` that this process stored, and which no
+ * other writes before the next fill. In use; `stream` is ordered; `loaded` is recorded, and the state is as
+ * before. */
+fcdp_status fcdp__region_load_own(fcdp_region *region, uint32_t span, fcdp_piece_list pieces,
+                                  fcdp_stream stream) FCDP_MUST_CHECK;
 /* Enqueue the copy to the device of this process's slice of `span`, once host memory has it. The caller
  * all-gathers the other slices. In use, ordered; `loaded` is recorded, and the span is on the device. */
 fcdp_status fcdp__region_load_slice(fcdp_region *region, uint32_t span) FCDP_MUST_CHECK;

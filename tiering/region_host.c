@@ -31,9 +31,8 @@
  * the call, before the stream has waited. So the host waits for the stream first; the stream's own waits end
  * without this thread, by the program's order. */
 static fcdp_status piece_copy(fcdp_region *region, fcdp_direction direction, fcdp_dptr device,
-                              fcdp_piece piece) {
+                              fcdp_piece piece, fcdp_stream stream) {
     fcdp_tiering *tiering = region->tiering;
-    fcdp_stream stream = region->streams[direction];
     char *host = (char *)fcdp__host_data(region->block) + piece.offset_bytes;
     fcdp_status status = FCDP_OK;
     for (size_t done = 0, n; done < piece.bytes && !status; done += n) {
@@ -58,12 +57,12 @@ typedef struct copying {
     fcdp_trace_event event;
 } copying;
 
-static copying copying_begin(const fcdp_region *region, fcdp_direction direction, uint32_t span_mask) {
+static copying copying_begin(const fcdp_region *region, fcdp_direction direction, uint32_t span_mask,
+                             fcdp_stream stream) {
     bool to_host = direction == FCDP_TO_HOST;
     fcdp_tiering *tiering = region->tiering;
     return (copying){
-        fcdp__trace_span_begin(tiering->spans, region->streams[direction],
-                               to_host ? FCDP_TRACK_TO_HOST : FCDP_TRACK_TO_DEVICE),
+        fcdp__trace_span_begin(tiering->spans, stream, to_host ? FCDP_TRACK_TO_HOST : FCDP_TRACK_TO_DEVICE),
         {.kind = to_host ? FCDP_EVENT_STORE : FCDP_EVENT_LOAD, .object = region->object, .a = span_mask}};
 }
 
@@ -74,33 +73,38 @@ static uint64_t spans_bytes(const fcdp_region *region, uint32_t mask) {
     return bytes;
 }
 
-static void copying_end(const fcdp_region *region, fcdp_direction direction, copying *of) {
+static void copying_end(const fcdp_region *region, copying *of, fcdp_stream stream) {
     fcdp_tiering *tiering = region->tiering;
     bool is_all = of->event.bytes >= spans_bytes(region, (uint32_t)of->event.a);
     of->event.flags = is_all ? 0 : FCDP_TRACE_SLICE;
-    fcdp__trace_span_end(tiering->spans, of->span, region->streams[direction], &of->event, 1);
+    fcdp__trace_span_end(tiering->spans, of->span, stream, &of->event, 1);
 }
 
 /* Enqueue the copies of the region's own pieces, of the spans of `span_mask`. A failed call may have enqueued
  * some of them. */
-static fcdp_status copy_pieces(fcdp_region *region, fcdp_direction direction, uint32_t span_mask,
-                               fcdp_piece_list pieces) {
+static fcdp_status copy_pieces_on(fcdp_region *region, fcdp_direction direction, uint32_t span_mask,
+                                  fcdp_piece_list pieces, fcdp_stream stream) {
     fcdp_dptr base = fcdp__vrange_base(region->range);
-    copying traced = copying_begin(region, direction, span_mask);
+    copying traced = copying_begin(region, direction, span_mask, stream);
     fcdp_status status = FCDP_OK;
     for (size_t i = 0; i < pieces.n && !status; i++) {
         fcdp_piece piece = pieces.pieces[i];
-        status = piece_copy(region, direction, fcdp__dptr_add(base, piece.offset_bytes), piece);
+        status = piece_copy(region, direction, fcdp__dptr_add(base, piece.offset_bytes), piece, stream);
         traced.event.bytes += piece.bytes;
     }
-    copying_end(region, direction, &traced);
+    copying_end(region, &traced, stream);
     return status;
+}
+
+static fcdp_status copy_pieces(fcdp_region *region, fcdp_direction direction, uint32_t span_mask,
+                               fcdp_piece_list pieces) {
+    return copy_pieces_on(region, direction, span_mask, pieces, region->streams[direction]);
 }
 
 /* A slice of each span of `span_mask`, to the file or from it (spill.h). */
 static fcdp_status copy_spilled(fcdp_region *region, fcdp_direction direction, uint32_t span_mask) {
     fcdp_stream stream = region->streams[direction];
-    copying traced = copying_begin(region, direction, span_mask);
+    copying traced = copying_begin(region, direction, span_mask, stream);
     fcdp_status status = FCDP_OK;
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++) {
         if (!(span_mask & 1u << s) || !region->spilled[s]) continue;
@@ -112,28 +116,30 @@ static fcdp_status copy_spilled(fcdp_region *region, fcdp_direction direction, u
     }
     fcdp__count(&region->tiering->counts,
                 direction == FCDP_TO_HOST ? FCDP_COUNT_D2H_BYTES : FCDP_COUNT_H2D_BYTES, traced.event.bytes);
-    copying_end(region, direction, &traced);
+    copying_end(region, &traced, stream);
     return status;
 }
 
 /* To the host, from elsewhere on the device. */
 static fcdp_status copy_in(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources, size_t n) {
-    copying traced = copying_begin(region, FCDP_TO_HOST, span_mask);
+    fcdp_stream stream = region->streams[FCDP_TO_HOST];
+    copying traced = copying_begin(region, FCDP_TO_HOST, span_mask, stream);
     fcdp_status status = FCDP_OK;
     for (size_t i = 0; i < n && !status; i++) {
-        status = piece_copy(region, FCDP_TO_HOST, sources[i].at, sources[i].place);
+        status = piece_copy(region, FCDP_TO_HOST, sources[i].at, sources[i].place, stream);
         traced.event.bytes += sources[i].place.bytes;
     }
-    copying_end(region, FCDP_TO_HOST, &traced);
+    copying_end(region, &traced, stream);
     return status;
 }
 
 /* From the host, to elsewhere on the device. */
 static fcdp_status copy_out(fcdp_region *region, uint32_t span_mask, fcdp_piece piece, fcdp_dptr to) {
-    copying traced = copying_begin(region, FCDP_TO_DEVICE, span_mask);
-    fcdp_status status = piece_copy(region, FCDP_TO_DEVICE, to, piece);
+    fcdp_stream stream = region->streams[FCDP_TO_DEVICE];
+    copying traced = copying_begin(region, FCDP_TO_DEVICE, span_mask, stream);
+    fcdp_status status = piece_copy(region, FCDP_TO_DEVICE, to, piece, stream);
     traced.event.bytes = piece.bytes;
-    copying_end(region, FCDP_TO_DEVICE, &traced);
+    copying_end(region, &traced, stream);
     return status;
 }
 
@@ -316,27 +322,36 @@ static fcdp_status load_begin(fcdp_region *region, uint32_t span, bool in_use) {
     return status;
 }
 
-/* Pieces of a span that lies in a file are all of this process's slice. */
-fcdp_status fcdp__region_load_stored(fcdp_region *region, uint32_t span, fcdp_piece_list pieces) {
+static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, unsigned counter) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream h2d = region->streams[FCDP_TO_DEVICE];
     fcdp_status status = load_begin(region, span, true);
     if (!status)
-        status = region->block ? copy_pieces(region, FCDP_TO_DEVICE, 1u << span, pieces)
+        status = region->block ? copy_pieces(region, FCDP_TO_DEVICE, 1u << span, (fcdp_piece_list){&piece, 1})
                                : copy_spilled(region, FCDP_TO_DEVICE, 1u << span);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
     if (status) return fail_unrecorded(region, status);
     region->ordered = true;
+    fcdp__region_lock(region);
+    fcdp__count(&tiering->counts, counter, 1);
+    region->span[span].on_device = true;
+    fcdp__region_unlock(region);
     return FCDP_OK;
 }
 
-static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, unsigned counter) {
-    fcdp_status status = fcdp__region_load_stored(region, span, (fcdp_piece_list){&piece, 1});
-    if (status) return status;
-    fcdp__region_lock(region);
-    fcdp__count(&region->tiering->counts, counter, 1);
-    region->span[span].on_device = true;
-    fcdp__region_unlock(region);
+/* Not behind the loads of other regions, which wait for other processes. The next fill's READY is written on
+ * the stream of loads: behind this one. */
+fcdp_status fcdp__region_load_own(fcdp_region *region, uint32_t span, fcdp_piece_list pieces,
+                                  fcdp_stream stream) {
+    fcdp_tiering *tiering = region->tiering;
+    FCDP_CHECK(1, region->in_use && region->block && span < FCDP_N_SPANS);
+    fcdp_status status = fcdp__driver_stream_wait(tiering->drv, stream, region->stored);
+    if (!status) status = copy_pieces_on(region, FCDP_TO_DEVICE, 1u << span, pieces, stream);
+    if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, stream);
+    if (!status)
+        status = fcdp__driver_stream_wait(tiering->drv, region->streams[FCDP_TO_DEVICE], region->loaded);
+    if (status) return fail_unrecorded(region, status);
+    region->ordered = true;
     return FCDP_OK;
 }
 

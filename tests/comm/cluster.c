@@ -102,7 +102,7 @@ static void member_start(cluster *c, uint32_t rank) {
                     .mapping = of->mapping,
                     .agree = of->agree,
                     .prefetch = of->prefetch,
-                    .codec = of->deltas ? FCDP_CODEC_DELTA : FCDP_CODEC_NONE,
+                    .codec = of->deltas ? of->by_gain ? FCDP_CODEC_AUTO : FCDP_CODEC_DELTA : FCDP_CODEC_NONE,
                     .device_budget_bytes = of->device_budget_bytes,
                     .host_budget_bytes = (size_t)1 << 30,
                     .timeout_s = of->timeout_s},

@@ -150,11 +150,25 @@ static void test_what_comes_wrong_crosses_whole(void **state) {
     assert_true(n_seen >= 18);
 }
 
+/* The first gather of a group has no base, the second encodes in vain, and the third says so. */
+static void test_by_gain_too_many_differences_are_not_made_again(void **state) {
+    (void)state;
+    for (int way = 0; way < 3; way++) {
+        cluster_config config = make_config(shapes[way][0], shapes[way][1]);
+        config.alike = false;
+        config.by_gain = true;
+        outcome result = run(&config, NULL, 0, 0);
+        assert_int_equal(result.n_deltas, 0);
+        assert_int_equal(result.n_whole, 2 * N_GROUPS * config.n_nodes * config.node_size);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fewer_bytes_cross),
         cmocka_unit_test(test_a_changed_base_crosses_whole),
         cmocka_unit_test(test_what_comes_wrong_crosses_whole),
+        cmocka_unit_test(test_by_gain_too_many_differences_are_not_made_again),
     };
     fcdp_log_set_level(FCDP_LOG_QUIET);
     cmocka_set_test_filter(getenv("TEST_FILTER"));

@@ -41,6 +41,7 @@ static cluster_config random_cluster(test_random *random) {
     bool alike = random_below(random, 2);
     config.deltas = config.host_computes && random_below(random, 4);
     config.alike = config.deltas && random_below(random, 4);
+    config.by_gain = config.deltas && random_below(random, 4) == 0;
     for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++)
         config.tau[r] = alike && r ? config.tau[0] : taus[random_below(random, 3)];
     return config;
