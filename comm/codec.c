@@ -169,47 +169,41 @@ static inline uint32_t ordered32(uint32_t x) {
     return x ^ ((uint32_t)((int32_t)x >> 31) & 0x7fffffff);
 }
 
-static inline uint16_t zigzag16(uint16_t d) {
-    return (uint16_t)((uint16_t)(d << 1) ^ (uint16_t)((int16_t)d >> 15));
-}
+/* Vectors of the compiler's, which makes of them what the processor has. */
+typedef uint16_t lanes16 __attribute__((vector_size(32)));
+typedef int16_t signed16 __attribute__((vector_size(32)));
+typedef uint32_t lanes32 __attribute__((vector_size(32)));
+typedef int32_t signed32 __attribute__((vector_size(32)));
 
-static inline uint32_t zigzag32(uint32_t d) {
-    return d << 1 ^ (uint32_t)((int32_t)d >> 31);
-}
-
-static inline uint16_t unzigzag16(uint16_t z) {
-    return (uint16_t)(z >> 1 ^ (uint16_t)-(z & 1));
-}
-
-static inline uint32_t unzigzag32(uint32_t z) {
-    return z >> 1 ^ -(z & 1);
-}
-
-/* z of all values; returns the OR of them. Through arrays of its own, so that the compiler need not ask
- * whether the arguments overlap. */
+/* z of all values; returns the OR of them. */
 EACH uint32_t difference(const uint8_t *base, const uint8_t *now, size_t n_words, unsigned bits, values *v) {
     uint32_t any = 0;
     if (bits == 16) {
-        uint16_t b[WORD_VALUES], a[WORD_VALUES], z[WORD_VALUES], each[WORD_VALUES] = {0};
-        for (size_t w = 0; w < n_words; w++) {
-            memcpy(b, base + w * sizeof b, sizeof b);
-            memcpy(a, now + w * sizeof a, sizeof a);
-            for (int i = 0; i < WORD_VALUES; i++)
-                z[i] = zigzag16((uint16_t)(ordered16(a[i]) - ordered16(b[i])));
-            for (int i = 0; i < WORD_VALUES; i++) each[i] |= z[i];
-            memcpy(v->z16 + w * WORD_VALUES, z, sizeof z);
+        lanes16 a, b, d, each = {0};
+        for (size_t i = 0; i < n_words * WORD_VALUES; i += sizeof a / 2) {
+            memcpy(&a, now + 2 * i, sizeof a);
+            memcpy(&b, base + 2 * i, sizeof b);
+            a ^= (lanes16)((signed16)a >> 15) & 0x7fff;
+            b ^= (lanes16)((signed16)b >> 15) & 0x7fff;
+            d = a - b;
+            d = d << 1 ^ (lanes16)((signed16)d >> 15);
+            each |= d;
+            memcpy(v->z16 + i, &d, sizeof d);
         }
-        for (int i = 0; i < WORD_VALUES; i++) any |= each[i];
+        for (size_t i = 0; i < sizeof each / 2; i++) any |= each[i];
     } else {
-        uint32_t b[WORD_VALUES], a[WORD_VALUES], z[WORD_VALUES], each[WORD_VALUES] = {0};
-        for (size_t w = 0; w < n_words; w++) {
-            memcpy(b, base + w * sizeof b, sizeof b);
-            memcpy(a, now + w * sizeof a, sizeof a);
-            for (int i = 0; i < WORD_VALUES; i++) z[i] = zigzag32(ordered32(a[i]) - ordered32(b[i]));
-            for (int i = 0; i < WORD_VALUES; i++) each[i] |= z[i];
-            memcpy(v->z32 + w * WORD_VALUES, z, sizeof z);
+        lanes32 a, b, d, each = {0};
+        for (size_t i = 0; i < n_words * WORD_VALUES; i += sizeof a / 4) {
+            memcpy(&a, now + 4 * i, sizeof a);
+            memcpy(&b, base + 4 * i, sizeof b);
+            a ^= (lanes32)((signed32)a >> 31) & 0x7fffffff;
+            b ^= (lanes32)((signed32)b >> 31) & 0x7fffffff;
+            d = a - b;
+            d = d << 1 ^ (lanes32)((signed32)d >> 31);
+            each |= d;
+            memcpy(v->z32 + i, &d, sizeof d);
         }
-        for (int i = 0; i < WORD_VALUES; i++) any |= each[i];
+        for (size_t i = 0; i < sizeof each / 4; i++) any |= each[i];
     }
     return any;
 }
@@ -217,47 +211,85 @@ EACH uint32_t difference(const uint8_t *base, const uint8_t *now, size_t n_words
 /* base + z, into `out`, which may be the base. */
 EACH void apply(const uint8_t *base, const values *v, size_t n_words, unsigned bits, uint8_t *out) {
     if (bits == 16) {
-        uint16_t b[WORD_VALUES], z[WORD_VALUES];
-        for (size_t w = 0; w < n_words; w++) {
-            memcpy(b, base + w * sizeof b, sizeof b);
-            memcpy(z, v->z16 + w * WORD_VALUES, sizeof z);
-            for (int i = 0; i < WORD_VALUES; i++)
-                z[i] = ordered16((uint16_t)(ordered16(b[i]) + unzigzag16(z[i])));
-            memcpy(out + w * sizeof z, z, sizeof z);
+        lanes16 b, z;
+        for (size_t i = 0; i < n_words * WORD_VALUES; i += sizeof b / 2) {
+            memcpy(&b, base + 2 * i, sizeof b);
+            memcpy(&z, v->z16 + i, sizeof z);
+            b ^= (lanes16)((signed16)b >> 15) & 0x7fff;
+            b += z >> 1 ^ -(z & 1);
+            b ^= (lanes16)((signed16)b >> 15) & 0x7fff;
+            memcpy(out + 2 * i, &b, sizeof b);
         }
     } else {
-        uint32_t b[WORD_VALUES], z[WORD_VALUES];
-        for (size_t w = 0; w < n_words; w++) {
-            memcpy(b, base + w * sizeof b, sizeof b);
-            memcpy(z, v->z32 + w * WORD_VALUES, sizeof z);
-            for (int i = 0; i < WORD_VALUES; i++) z[i] = ordered32(ordered32(b[i]) + unzigzag32(z[i]));
-            memcpy(out + w * sizeof z, z, sizeof z);
+        lanes32 b, z;
+        for (size_t i = 0; i < n_words * WORD_VALUES; i += sizeof b / 4) {
+            memcpy(&b, base + 4 * i, sizeof b);
+            memcpy(&z, v->z32 + i, sizeof z);
+            b ^= (lanes32)((signed32)b >> 31) & 0x7fffffff;
+            b += z >> 1 ^ -(z & 1);
+            b ^= (lanes32)((signed32)b >> 31) & 0x7fffffff;
+            memcpy(out + 4 * i, &b, sizeof b);
         }
     }
 }
 
-static inline uint64_t z_at(const values *v, unsigned bits, size_t i) {
+/* The same of one value, in place. */
+EACH void apply_one(uint8_t *value, uint32_t z, unsigned bits) {
+    if (bits == 16) {
+        uint16_t b, d = (uint16_t)(z >> 1 ^ -(z & 1));
+        memcpy(&b, value, sizeof b);
+        b = ordered16((uint16_t)(ordered16(b) + d));
+        memcpy(value, &b, sizeof b);
+    } else {
+        uint32_t b;
+        memcpy(&b, value, sizeof b);
+        b = ordered32(ordered32(b) + (z >> 1 ^ -(z & 1)));
+        memcpy(value, &b, sizeof b);
+    }
+}
+
+EACH uint32_t z_at(const values *v, unsigned bits, size_t i) {
     return bits == 16 ? v->z16[i] : v->z32[i];
 }
 
-/* The bytes `at` of 64 values. */
-EACH void bytes_of(const values *v, size_t word, unsigned bits, unsigned at, uint8_t bytes_out[WORD_VALUES]) {
-    if (bits == 16) {
-        const uint16_t *z = v->z16 + word * WORD_VALUES;
-        for (int i = 0; i < WORD_VALUES; i++) bytes_out[i] = (uint8_t)(z[i] >> 8 * at);
-    } else {
-        const uint32_t *z = v->z32 + word * WORD_VALUES;
-        for (int i = 0; i < WORD_VALUES; i++) bytes_out[i] = (uint8_t)(z[i] >> 8 * at);
-    }
+EACH void z_set(values *v, unsigned bits, size_t i, uint32_t z) {
+    if (bits == 16)
+        v->z16[i] = (uint16_t)z;
+    else
+        v->z32[i] = z;
 }
 
 /* ---- planes ---- */
 
 #if defined(__x86_64__)
-FAST static inline void split_avx2(const uint8_t bytes[WORD_VALUES], size_t word, unsigned n,
+/* The bytes `at` of 32 values. */
+FAST static inline __m256i bytes_avx2(const values *v, size_t first, unsigned bits, unsigned at) {
+    __m128i by = _mm_cvtsi32_si128((int)(8 * at));
+    if (bits == 16) {
+        const __m256i *z = (const __m256i *)(v->z16 + first), low = _mm256_set1_epi16(0xff);
+        __m256i a = _mm256_and_si256(_mm256_srl_epi16(_mm256_loadu_si256(z), by), low);
+        __m256i b = _mm256_and_si256(_mm256_srl_epi16(_mm256_loadu_si256(z + 1), by), low);
+        return _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xd8);
+    }
+    const __m256i *z = (const __m256i *)(v->z32 + first), low = _mm256_set1_epi32(0xff);
+    __m256i a = _mm256_and_si256(_mm256_srl_epi32(_mm256_loadu_si256(z), by), low);
+    __m256i b = _mm256_and_si256(_mm256_srl_epi32(_mm256_loadu_si256(z + 1), by), low);
+    __m256i c = _mm256_and_si256(_mm256_srl_epi32(_mm256_loadu_si256(z + 2), by), low);
+    __m256i d = _mm256_and_si256(_mm256_srl_epi32(_mm256_loadu_si256(z + 3), by), low);
+    __m256i all = _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d));
+    return _mm256_permutevar8x32_epi32(all, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+FAST static inline void bytes_of_avx2(const values *v, size_t word, unsigned bits, unsigned at,
+                                      uint8_t bytes_out[WORD_VALUES]) {
+    for (unsigned i = 0; i < WORD_VALUES; i += 32)
+        _mm256_storeu_si256((__m256i *)(bytes_out + i), bytes_avx2(v, word * WORD_VALUES + i, bits, at));
+}
+
+FAST static inline void split_avx2(const values *v, size_t word, unsigned bits, unsigned at, unsigned n,
                                    uint64_t (*bit)[BLOCK_WORDS]) {
-    __m256i low = _mm256_loadu_si256((const __m256i *)bytes);
-    __m256i high = _mm256_loadu_si256((const __m256i *)(bytes + 32));
+    __m256i low = bytes_avx2(v, word * WORD_VALUES, bits, at);
+    __m256i high = bytes_avx2(v, word * WORD_VALUES + WORD_VALUES / 2, bits, at);
     __m128i by = _mm_cvtsi32_si128((int)(8 - n));
     low = _mm256_sll_epi16(low, by); /* bit n-1 to each byte's highest: only that one is read */
     high = _mm256_sll_epi16(high, by);
@@ -267,6 +299,19 @@ FAST static inline void split_avx2(const uint8_t bytes[WORD_VALUES], size_t word
         low = _mm256_add_epi8(low, low);
         high = _mm256_add_epi8(high, high);
     }
+}
+
+/* Which of 64 values are not 0. */
+FAST static inline uint64_t nonzero_avx2(const values *v, size_t word, unsigned bits) {
+    uint64_t mask = 0;
+    for (unsigned half = 0; half < 2; half++) {
+        __m256i any = bytes_avx2(v, word * WORD_VALUES + half * 32, bits, 0);
+        for (unsigned at = 1; at < bits / 8; at++)
+            any = _mm256_or_si256(any, bytes_avx2(v, word * WORD_VALUES + half * 32, bits, at));
+        __m256i zero = _mm256_cmpeq_epi8(any, _mm256_setzero_si256());
+        mask |= (uint64_t)~(uint32_t)_mm256_movemask_epi8(zero) << 32 * half;
+    }
+    return mask;
 }
 
 /* Of 32 bits, bytes: 0 or -1. */
@@ -287,6 +332,23 @@ FAST static inline void join_avx2(const uint64_t (*bit)[BLOCK_WORDS], size_t wor
     _mm256_storeu_si256((__m256i *)bytes_out, low);
     _mm256_storeu_si256((__m256i *)(bytes_out + 32), high);
 }
+
+FAST static inline void combine_avx2(uint8_t bytes[][WORD_VALUES], size_t word, unsigned bits, values *v) {
+    for (unsigned i = 0; i < WORD_VALUES && bits == 16; i += 16) {
+        __m256i low = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(bytes[0] + i)));
+        __m256i high = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(bytes[1] + i)));
+        _mm256_storeu_si256((__m256i *)(v->z16 + word * WORD_VALUES + i),
+                            _mm256_or_si256(low, _mm256_slli_epi16(high, 8)));
+    }
+    for (unsigned i = 0; i < WORD_VALUES && bits == 32; i += 8) {
+        __m256i z = _mm256_setzero_si256();
+        for (unsigned at = 4; at-- > 0;) {
+            __m256i byte = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(bytes[at] + i)));
+            z = _mm256_or_si256(_mm256_slli_epi32(z, 8), byte);
+        }
+        _mm256_storeu_si256((__m256i *)(v->z32 + word * WORD_VALUES + i), z);
+    }
+}
 #endif
 
 /* A matrix of 8 x 8 bits, the byte r its row r: transposed. */
@@ -299,26 +361,64 @@ EACH uint64_t transposed(uint64_t x) {
     return x ^ t ^ t << 28;
 }
 
-/* The bits 0 .. n-1 of 64 bytes, to bit[0 .. n-1][word]. */
-EACH void split(const uint8_t bytes[WORD_VALUES], size_t word, unsigned n, uint64_t (*bit)[BLOCK_WORDS],
-                bool fast) {
+/* Rows of 8 bytes: transposed, by halves, quarters and bytes. */
+EACH void rows_transpose(uint64_t rows[8]) {
+    for (int by = 4; by > 0; by /= 2) {
+        uint64_t mask = by == 4 ? 0x00000000ffffffff : by == 2 ? 0x0000ffff0000ffff : 0x00ff00ff00ff00ff;
+        for (int r = 0; r < 8; r++) {
+            if (r & by) continue;
+            uint64_t t = (rows[r] >> 8 * by ^ rows[r + by]) & mask;
+            rows[r + by] ^= t;
+            rows[r] ^= t << 8 * by;
+        }
+    }
+}
+
+/* The bytes `at` of 64 values. */
+EACH void bytes_of(const values *v, size_t word, unsigned bits, unsigned at, uint8_t bytes_out[WORD_VALUES],
+                   bool fast) {
 #if defined(__x86_64__)
     if (fast) {
-        split_avx2(bytes, word, n, bit);
+        bytes_of_avx2(v, word, bits, at, bytes_out);
         return;
     }
 #endif
     (void)fast;
-    uint64_t rows[8];
-    for (int r = 0; r < 8; r++) rows[r] = transposed(load64(bytes + 8 * r));
-    for (unsigned j = 0; j < n; j++) {
-        uint64_t plane = 0;
-        for (int r = 0; r < 8; r++) plane |= (rows[r] >> 8 * j & 0xff) << 8 * r;
-        bit[j][word] = plane;
-    }
+    for (size_t i = 0; i < WORD_VALUES; i++)
+        bytes_out[i] = (uint8_t)(z_at(v, bits, word * WORD_VALUES + i) >> 8 * at);
 }
 
-/* The other way round. The bits n .. 7 become zero. */
+/* The bits 0 .. n-1 of these bytes, to bit[0 .. n-1][word]. */
+EACH void split(const values *v, size_t word, unsigned bits, unsigned at, unsigned n,
+                uint64_t (*bit)[BLOCK_WORDS], bool fast) {
+#if defined(__x86_64__)
+    if (fast) {
+        split_avx2(v, word, bits, at, n, bit);
+        return;
+    }
+#endif
+    uint8_t bytes[WORD_VALUES];
+    uint64_t rows[8];
+    bytes_of(v, word, bits, at, bytes, fast);
+    for (int r = 0; r < 8; r++) rows[r] = transposed(load64(bytes + 8 * r));
+    rows_transpose(rows);
+    for (unsigned j = 0; j < n; j++) bit[j][word] = rows[j];
+}
+
+/* Which of 64 values are not 0. */
+EACH uint64_t nonzero(const values *v, size_t word, unsigned bits, bool fast) {
+#if defined(__x86_64__)
+    if (fast) return nonzero_avx2(v, word, bits);
+#endif
+    (void)fast;
+    uint8_t is[WORD_VALUES];
+    uint64_t mask = 0;
+    for (size_t i = 0; i < WORD_VALUES; i++) is[i] = z_at(v, bits, word * WORD_VALUES + i) != 0;
+    for (int r = 0; r < 8; r++) mask |= load64(is + 8 * r) * 0x0102040810204080 >> 56 << 8 * r;
+    return mask;
+}
+
+/* The bytes that split() read the planes of. The bits n .. 7 become zero. */
 EACH void join(const uint64_t (*bit)[BLOCK_WORDS], size_t word, unsigned n, uint8_t bytes_out[WORD_VALUES],
                bool fast) {
 #if defined(__x86_64__)
@@ -329,11 +429,30 @@ EACH void join(const uint64_t (*bit)[BLOCK_WORDS], size_t word, unsigned n, uint
 #endif
     (void)fast;
     uint64_t rows[8] = {0};
-    for (unsigned j = 0; j < n; j++)
-        for (int r = 0; r < 8; r++) rows[r] |= (bit[j][word] >> 8 * r & 0xff) << 8 * j;
+    for (unsigned j = 0; j < n; j++) rows[j] = bit[j][word];
+    rows_transpose(rows);
     for (int r = 0; r < 8; r++) {
         rows[r] = transposed(rows[r]);
         memcpy(bytes_out + 8 * r, &rows[r], 8);
+    }
+}
+
+/* 64 values of their bytes. */
+EACH void combine(uint8_t bytes[][WORD_VALUES], size_t word, unsigned bits, values *v, bool fast) {
+#if defined(__x86_64__)
+    if (fast) {
+        combine_avx2(bytes, word, bits, v);
+        return;
+    }
+#endif
+    (void)fast;
+    if (bits == 16) {
+        for (size_t i = 0; i < WORD_VALUES; i++)
+            v->z16[word * WORD_VALUES + i] = (uint16_t)(bytes[0][i] | bytes[1][i] << 8);
+    } else {
+        for (size_t i = 0; i < WORD_VALUES; i++)
+            v->z32[word * WORD_VALUES + i] = bytes[0][i] | (uint32_t)bytes[1][i] << 8 |
+                                             (uint32_t)bytes[2][i] << 16 | (uint32_t)bytes[3][i] << 24;
     }
 }
 
@@ -414,33 +533,35 @@ EACH void tree_take(reader *in, tree t, size_t n_words, unsigned depth, bool fas
 
 /* ---- a block ---- */
 
-/* The planes from `from` on that are needed to choose k, and how many values are over each. The rest of the
- * planes are those of bytes that go as they are. */
-EACH void planes_make(planes *p, const values *v, size_t n_words, unsigned bits, unsigned n_planes,
-                      uint32_t n_over[MAX_BITS + 1], unsigned *k_out, bool fast) {
-    uint8_t bytes[WORD_VALUES];
+/* ---- a block ---- */
+
+/* With fewer values changed than one in so many, the planes are made of those alone, side by side: the bits
+ * among others are the same then, and there are fewer words of them. */
+enum { SPARSE = 3 };
+
+/* The planes of z < 2^n_planes, and how many values are over each; returns k. The planes of bytes that go as
+ * they are, those below plane k, are not made. */
+EACH unsigned planes_make(planes *p, const values *v, size_t n_words, unsigned bits, unsigned n_planes,
+                          bool sparse, uint32_t n_over[MAX_BITS + 1], bool fast) {
     size_t n = n_words * WORD_VALUES;
-    unsigned k = 0;
-    for (size_t w = 0; w < n_words; w++) p->over[n_planes][w] = 0;
+    unsigned k = n_planes, first;
+    memset(p->over[n_planes], 0, sizeof p->over[n_planes]);
     n_over[n_planes] = 0;
-    for (unsigned byte = (n_planes - 1) / 8 + 1; byte-- > 0;) {
-        unsigned first = 8 * byte, end = first + 8 < n_planes ? first + 8 : n_planes;
-        for (size_t w = 0; w < n_words; w++) {
-            bytes_of(v, w, bits, byte, bytes);
-            split(bytes, w, end - first, p->bit + first, fast);
-        }
+    for (unsigned end = n_planes; end > 0; end = first) {
+        first = (end - 1) / 8 * 8;
+        for (size_t w = 0; w < n_words; w++) split(v, w, bits, first / 8, end - first, p->bit + first, fast);
         for (unsigned j = end; j-- > first;) {
             uint32_t sum = 0;
             for (size_t w = 0; w < n_words; w++)
                 sum += count(p->over[j][w] = p->over[j + 1][w] | p->bit[j][w]);
             n_over[j] = sum;
         }
-        /* One more plane as it is costs n bits, and saves those of two: a mark of each value over it, and a
-         * bit of each value over the next. n_over falls with j, so the first k with no more to save is it. */
-        for (k = end; k > first && n_over[k - 1] + n_over[k] <= n;) k--;
-        if (k > first) break;
+        /* One more plane as it is takes n bits, and saves those of two: a mark of each value over it, and a
+         * bit of each over the next. n_over falls with j, so k is the first j where that saves nothing. */
+        while (k > first && n_over[k - 1] + n_over[k] <= n) k--;
+        if (k > first && !sparse) break;
     }
-    *k_out = k;
+    return sparse ? 0 : k;
 }
 
 typedef struct choice {
@@ -465,17 +586,18 @@ static choice choose_top(const uint32_t *n_over, unsigned k, unsigned highest, u
     return best;
 }
 
+/* `n_words` are those of the planes, `n_tree_words` of the tree: more if the block is sparse. */
 EACH void block_write(uint8_t *to, const header *h, const values *v, const planes *p, const tree t,
-                      size_t n_words, unsigned bits, bool fast) {
+                      size_t n_words, size_t n_tree_words, unsigned bits, bool fast) {
     uint16_t word = (uint16_t)(h->k | h->top << 5 | (unsigned)h->escapes << 10 | h->depth << 11);
     memcpy(to, &word, sizeof word);
     to += sizeof word;
     for (unsigned byte = 0; byte < h->k / 8; byte++)
-        for (size_t w = 0; w < n_words; w++, to += WORD_VALUES) bytes_of(v, w, bits, byte, to);
+        for (size_t w = 0; w < n_words; w++, to += WORD_VALUES) bytes_of(v, w, bits, byte, to, fast);
     writer out = {.at = to};
     for (unsigned j = h->k / 8 * 8; j < h->k; j++)
         for (size_t w = 0; w < n_words; w++) put(&out, p->bit[j][w], WORD_VALUES);
-    tree_put(&out, t, n_words, h->depth, fast);
+    tree_put(&out, t, n_tree_words, h->depth, fast);
     for (unsigned j = h->k + 1; j <= h->top; j++)
         for (size_t w = 0; w < n_words; w++) {
             uint64_t among = p->over[j - 1][w];
@@ -499,18 +621,68 @@ EACH size_t block_encode(const uint8_t *base, const uint8_t *now, size_t n_words
     planes p;
     tree t;
     uint32_t any = difference(base, now, n_words, bits, &v), n_over[MAX_BITS + 1];
+    size_t n_changed = 0, n_plane_words = n_words, tree_bits;
     if (!any) return 0;
-    unsigned n_planes = MAX_BITS - (unsigned)__builtin_clz(any), k;
-    planes_make(&p, &v, n_words, bits, n_planes, n_over, &k, fast);
+    for (size_t w = 0; w < n_words; w++) n_changed += count(t[0][w] = nonzero(&v, w, bits, fast));
+    bool sparse = n_changed * SPARSE < n_words * WORD_VALUES;
+    if (sparse) {
+        size_t n = 0;
+        for (size_t w = 0; w < n_words; w++)
+            for (uint64_t left = t[0][w]; left; left &= left - 1)
+                z_set(&v, bits, n++, z_at(&v, bits, w * WORD_VALUES + (size_t)__builtin_ctzll(left)));
+        n_plane_words = words_of(n);
+        while (n < n_plane_words * WORD_VALUES) z_set(&v, bits, n++, 0);
+    }
+    unsigned n_planes = MAX_BITS - (unsigned)__builtin_clz(any);
+    unsigned k = planes_make(&p, &v, n_plane_words, bits, n_planes, sparse, n_over, fast);
     choice best = choose_top(n_over, k, n_planes - 1, bits);
-    size_t tree_bits;
-    memcpy(t[0], p.over[k], sizeof t[0]);
+    if (k) memcpy(t[0], p.over[k], sizeof t[0]);
     best.h.depth = tree_grow(t, n_words, n_over[k], &tree_bits, fast);
     best.bits += 8 * sizeof(uint16_t) + n_words * WORD_VALUES * k + tree_bits;
     size_t bytes = (best.bits + 7) / 8;
     if (bytes >= raw_bytes) return raw_bytes;
-    block_write(to, &best.h, &v, &p, t, n_words, bits, fast);
+    block_write(to, &best.h, &v, &p, t, n_plane_words, n_words, bits, fast);
     return bytes;
+}
+
+/* The planes behind `over k`, which the caller has set. Of a sparse block, those of its changed values. */
+EACH void planes_take(reader *in, const header *h, planes *p, size_t n_words, bool fast) {
+    for (unsigned j = h->k + 1; j <= h->top; j++)
+        for (size_t w = 0; w < n_words; w++) {
+            uint64_t among = p->over[j - 1][w];
+            p->over[j][w] = deposit(take(in, count(among)), among, fast);
+        }
+    for (unsigned j = h->k; j < h->top; j++)
+        for (size_t w = 0; w < n_words; w++) {
+            uint64_t next = p->over[j + 1][w], among = next & ~(h->escapes ? p->over[h->top][w] : 0);
+            p->bit[j][w] = (p->over[j][w] & ~next) | deposit(take(in, count(among)), among, fast);
+        }
+    if (!h->escapes) memcpy(p->bit[h->top], p->over[h->top], sizeof p->bit[h->top]);
+}
+
+/* The values of the planes, and of the bytes `low` as they are. Then of the escaped. */
+EACH void values_take(reader *in, const header *h, const planes *p, const uint8_t *low, size_t n_words,
+                      unsigned bits, values *v, bool fast) {
+    unsigned n_planes = h->top + !h->escapes;
+    for (size_t w = 0; w < n_words; w++) {
+        uint8_t bytes[MAX_BITS / 8][WORD_VALUES];
+        for (unsigned byte = 0; byte < bits / 8; byte++) {
+            unsigned first = 8 * byte, left = first < n_planes ? n_planes - first : 0;
+            if (byte < h->k / 8)
+                memcpy(bytes[byte], low + (byte * n_words + w) * WORD_VALUES, WORD_VALUES);
+            else if (left)
+                join(p->bit + first, w, left < 8 ? left : 8, bytes[byte], fast);
+            else
+                memset(bytes[byte], 0, WORD_VALUES);
+        }
+        combine(bytes, w, bits, v, fast);
+    }
+    for (size_t w = 0; h->escapes && w < n_words; w++)
+        for (uint64_t left = p->over[h->top][w]; left; left &= left - 1) {
+            size_t i = w * WORD_VALUES + (size_t)__builtin_ctzll(left);
+            uint64_t above = lowest(take(in, bits - h->k), bits - h->k) << h->k;
+            z_set(v, bits, i, z_at(v, bits, i) | (uint32_t)above);
+        }
 }
 
 /* False: malformed. READ_AHEAD_BYTES behind the payload can be read. */
@@ -523,62 +695,35 @@ EACH bool block_decode(const uint8_t *base, uint8_t *out, size_t n_words, unsign
     if (payload_bytes < sizeof word) return false;
     memcpy(&word, payload, sizeof word);
     const header h = {.k = word & 31, .top = word >> 5 & 31, .escapes = word >> 10 & 1, .depth = word >> 11};
-    size_t n_low = h.k / 8, low_bytes = n_low * n_words * WORD_VALUES;
+    size_t low_bytes = h.k / 8 * n_words * WORD_VALUES, n_changed = 0;
     if (h.top >= bits || h.k > h.top || h.depth > MAX_DEPTH || sizeof word + low_bytes > payload_bytes)
         return false;
     const uint8_t *low = payload + sizeof word;
     reader in = {.from = low + low_bytes, .n_bytes = payload_bytes - sizeof word - low_bytes};
-
     for (unsigned j = h.k / 8 * 8; j < h.k; j++)
         for (size_t w = 0; w < n_words; w++) p.bit[j][w] = take(&in, WORD_VALUES);
     tree_take(&in, t, n_words, h.depth, fast);
-    memcpy(p.over[h.k], t[0], sizeof t[0]);
-    for (unsigned j = h.k + 1; j <= h.top; j++)
-        for (size_t w = 0; w < n_words; w++) {
-            uint64_t among = p.over[j - 1][w];
-            p.over[j][w] = deposit(take(&in, count(among)), among, fast);
-        }
-    for (unsigned j = h.k; j < h.top; j++)
-        for (size_t w = 0; w < n_words; w++) {
-            uint64_t next = p.over[j + 1][w], among = next & ~(h.escapes ? p.over[h.top][w] : 0);
-            p.bit[j][w] = (p.over[j][w] & ~next) | deposit(take(&in, count(among)), among, fast);
-        }
-    if (!h.escapes) memcpy(p.bit[h.top], p.over[h.top], sizeof p.bit[h.top]);
-
-    unsigned n_planes = h.top + !h.escapes;
-    for (size_t w = 0; w < n_words; w++) {
-        uint8_t bytes[MAX_BITS / 8][WORD_VALUES];
-        for (unsigned byte = 0; byte < bits / 8; byte++) {
-            unsigned first = 8 * byte, left = first < n_planes ? n_planes - first : 0;
-            if (byte < n_low)
-                memcpy(bytes[byte], low + (byte * n_words + w) * WORD_VALUES, WORD_VALUES);
-            else if (left)
-                join(p.bit + first, w, left < 8 ? left : 8, bytes[byte], fast);
-            else
-                memset(bytes[byte], 0, WORD_VALUES);
-        }
-        if (bits == 16) {
-            uint16_t *z = v.z16 + w * WORD_VALUES;
-            for (int i = 0; i < WORD_VALUES; i++) z[i] = (uint16_t)(bytes[0][i] | bytes[1][i] << 8);
-        } else {
-            uint32_t *z = v.z32 + w * WORD_VALUES;
-            for (int i = 0; i < WORD_VALUES; i++)
-                z[i] = bytes[0][i] | (uint32_t)bytes[1][i] << 8 | (uint32_t)bytes[2][i] << 16 |
-                       (uint32_t)bytes[3][i] << 24;
-        }
+    for (size_t w = 0; w < n_words; w++) n_changed += count(t[0][w]);
+    if (h.k || n_changed * SPARSE >= n_words * WORD_VALUES) {
+        memcpy(p.over[h.k], t[0], sizeof t[0]);
+        planes_take(&in, &h, &p, n_words, fast);
+        values_take(&in, &h, &p, low, n_words, bits, &v, fast);
+        apply(base, &v, n_words, bits, out);
+    } else {
+        size_t n_changed_words = words_of(n_changed), n = 0, value_bytes = bits / 8;
+        for (size_t w = 0; w < n_changed_words; w++)
+            p.over[0][w] = w + 1 < n_changed_words || n_changed % WORD_VALUES == 0
+                               ? UINT64_MAX
+                               : lowest(UINT64_MAX, n_changed % WORD_VALUES);
+        planes_take(&in, &h, &p, n_changed_words, fast);
+        values_take(&in, &h, &p, low, n_changed_words, bits, &v, fast);
+        if (out != base) memcpy(out, base, n_words * WORD_VALUES * value_bytes);
+        for (size_t w = 0; w < n_words; w++)
+            for (uint64_t left = t[0][w]; left; left &= left - 1)
+                apply_one(out + (w * WORD_VALUES + (size_t)__builtin_ctzll(left)) * value_bytes,
+                          z_at(&v, bits, n++), bits);
     }
-    for (size_t w = 0; h.escapes && w < n_words; w++)
-        for (uint64_t left = p.over[h.top][w]; left; left &= left - 1) {
-            size_t i = w * WORD_VALUES + (size_t)__builtin_ctzll(left);
-            uint64_t above = lowest(take(&in, bits - h.k), bits - h.k) << h.k;
-            if (bits == 16)
-                v.z16[i] |= (uint16_t)above;
-            else
-                v.z32[i] |= (uint32_t)above;
-        }
-    if ((in.at_bit + 7) / 8 != in.n_bytes) return false;
-    apply(base, &v, n_words, bits, out);
-    return true;
+    return (in.at_bit + 7) / 8 == in.n_bytes;
 }
 
 /* ---- for this processor ---- */

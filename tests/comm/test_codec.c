@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "comm/codec.h"
+#include "comm/fingerprint.h"
 #include "tests/assert_ok.h"
 #include "tests/comm/random.h"
 
@@ -339,8 +340,32 @@ static void test_a_cut_or_longer_wire_is_refused(void **state) {
             if ((status == FCDP_OK) != (n == used))
                 fail_msg("%zu of %zu bytes of wire: status %d (sample %d)", n, used, status, k / 2);
         }
+        uint16_t payload; /* of the first block, which a byte more or less fits no more */
+        memcpy(&payload, wire, sizeof payload);
+        if (payload == 0 || payload > s->n - 2) continue;
+        for (int more = -1; more <= 1; more += 2) {
+            uint16_t other = (uint16_t)(payload + more);
+            memcpy(wire, &other, sizeof other);
+            assert_int_equal(decode_guarded(base, s->n, s->element_bytes, wire, used + (size_t)more),
+                             FCDP_ERR_INVALID);
+        }
     }
     fcdp__delta_portable = false;
+}
+
+/* Another version's ranks, and another processor's, must make and read the same wires. */
+static void test_known_wires(void **state) {
+    (void)state;
+    static uint8_t base[SAMPLE_BYTES], now[SAMPLE_BYTES], wire[SAMPLE_BYTES];
+    static const uint64_t known[N_SAMPLES] = {0x1432b5433aa496ac, 0xf56f79416bd347e6, 0x9873d079e441dae9,
+                                              0x36b6708c81da2c31, 0xaed59be3b28a0c6b, 0xf67446ab2a9e80b1,
+                                              0x28e105c8717628b1, 0xfcd45dd6c6cfe4bf, 0x79e04b09d6a27cb8};
+    test_random seed = {1};
+    for (int k = 0; k < N_SAMPLES; k++) {
+        size_t used = sample_make(&SAMPLES[k], base, now, wire, &seed);
+        uint64_t is = fcdp__fingerprint_by_host(wire, used, 0);
+        if (is != known[k]) fail_msg("sample %d: %zu bytes, 0x%016llx", k, used, (unsigned long long)is);
+    }
 }
 
 /* Such a wire may decode to other values, or is refused. */
@@ -387,7 +412,11 @@ static void test_every_header(void **state) {
         memcpy(wire, words, sizeof words);
         bytes_fill(wire + 4, sizeof wire - 4, &seed);
         fcdp__delta_portable = random_below(&seed, 2);
-        (void)!decode_guarded(base, sizeof base - random_below(&seed, 90), width, wire, 2u + words[0]);
+        fcdp_status status = decode_guarded(base, sizeof base - random_below(&seed, 90), width, wire,
+                                            2u + words[0]);
+        unsigned k = header & 31, top = header >> 5 & 31, depth = header >> 11;
+        if (words[0] && (k > top || top >= 8 * width || depth > 11))
+            assert_int_equal(status, FCDP_ERR_INVALID);
     }
     fcdp__delta_portable = false;
 }
@@ -403,6 +432,7 @@ int main(void) {
         cmocka_unit_test(test_arrays_that_have_nothing_in_common),
         cmocka_unit_test(test_no_more_than_its_room_is_written),
         cmocka_unit_test(test_a_cut_or_longer_wire_is_refused),
+        cmocka_unit_test(test_known_wires),
         cmocka_unit_test(test_a_flipped_wire_harms_nothing),
         cmocka_unit_test(test_every_header),
     };
