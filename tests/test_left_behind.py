@@ -96,6 +96,7 @@ SCRIPTS = {
     "demo": ("demo.sh", [], "bin/fcdp-lab"),
     "bench, a build": ("bench.sh", ["alloc"], "bin/cmake"),
     "bench overlap": ("bench.sh", ["overlap"], "build/release/tools/bench/overlap/fcdp-overlap"),
+    "bench codec": ("bench.sh", ["codec"], "build/release/tools/bench/codec/fcdp-codec"),
     "bench trace --steps": ("bench.sh", ["trace", "--steps"], "bin/fcdp-lab"),
     "bench pressure": ("bench.sh", ["pressure"], "bin/python"),
     "bench host": ("bench.sh", ["host"], "bin/python"),

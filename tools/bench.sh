@@ -9,6 +9,7 @@ tools/bench.sh [alloc | trace | --help | --version]
 tools/bench.sh trace --steps [LAB OPTIONS]
 tools/bench.sh overlap [OPTIONS OF fcdp-overlap]
 tools/bench.sh agreement [OPTIONS OF fcdp-agreement]
+tools/bench.sh codec [OPTIONS OF fcdp-codec]
 tools/bench.sh pressure [--budgets N] [--steps N] [--picture X.svg [--pages N]] [-- OPTIONS OF tools/demo/gpt.py]
 tools/bench.sh pressure --batches [--pages N] [--steps N] [-- OPTIONS OF tools/demo/gpt.py]
 tools/bench.sh host [--layers N] [--steps N] [--rounds N] [--json FILE]
@@ -48,6 +49,12 @@ of what is stale: for 8 G parameters on 2 and on 64 nodes of 8 ranks, on the sim
 gloo's ring of all ranks would cost. Half a minute; no GPU is used.
   --memory 3000      the device reads shards at so many GB/s
   --hop 50           microseconds between nodes
+
+codec: measures the codec of exact differences between the weights of two steps, on modelled weights at four learning
+rates: bits per weight, and how fast one core encodes and decodes, beside memcpy. Half a minute; no GPU is used.
+  --size MIB         of each array (64)
+  --rounds N         of which the fastest counts (5)
+  --portable         the code for any processor, also where there is a faster one
 
 pressure: trains a small GPT by FSDP2 as 2 nodes x 2 ranks on torch.device("sim"), where tensors and gathered parameters
 share FCDP_DEVICE_BUDGET. It finds the least budget with which plain FSDP2 trains, and prints a table of FCDP=1
@@ -95,7 +102,7 @@ END
 what=${1:-all}
 case $what in
     all | alloc | trace) shift $(($# > 0)) ;;
-    overlap | agreement | pressure | host | host-ahead | policies | spill | frameworks) shift ;;
+    overlap | agreement | codec | pressure | host | host-ahead | policies | spill | frameworks) shift ;;
     -h | --help) usage; exit 0 ;;
     --version) setup_version; exit 0 ;;
     *) usage >&2; exit 2 ;;
@@ -171,6 +178,7 @@ case $what in
     alloc) targets=(fcdp_simgpu fcdp-replay) ;;
     trace) targets=(bench_trace) ;;
     agreement) targets=(fcdp_simgpu fcdp-agreement) ;;
+    codec) targets=(fcdp-codec) ;;
     policies) setup test; targets=(fcdp-policies) ;;
     spill) setup test; targets=(fcdp_simgpu bench_tiering_spill) ;;
     *) setup test ;;
@@ -193,6 +201,10 @@ if [ "$what" = policies ]; then
     exit
 fi
 step "The benchmarks: build" release-build build_benches
+if [ "$what" = codec ]; then
+    run build/release/tools/bench/codec/fcdp-codec "$@"
+    exit
+fi
 FCDP_SIM_LIBRARY=$(find "$ROOT/build/release/sim/gpu" -name 'libfcdp_simgpu.so' | head -n 1)
 export FCDP_SIM_LIBRARY
 if [ "$what" = agreement ]; then
