@@ -151,7 +151,9 @@ EACH uint64_t take(reader *r, unsigned n) {
     unsigned shift = r->at_bit & 7;
     byte = byte < r->n_bytes ? byte : r->n_bytes;
     r->at_bit += n;
-    return load64(r->from + byte) >> shift | (uint64_t)r->from[byte + 8] << 1 << (63 - shift);
+    uint64_t bits = load64(r->from + byte) >> shift;
+    if (n > 56) bits |= (uint64_t)r->from[byte + 8] << 1 << (63 - shift);
+    return bits;
 }
 
 static inline uint64_t lowest(uint64_t x, unsigned n) {
@@ -301,12 +303,12 @@ FAST static inline void split_avx2(const values *v, size_t word, unsigned bits, 
     }
 }
 
-/* Which of 64 values are not 0. */
-FAST static inline uint64_t nonzero_avx2(const values *v, size_t word, unsigned bits) {
+/* Which of 64 values have a bit in the bytes `from` and above. */
+FAST static inline uint64_t nonzero_avx2(const values *v, size_t word, unsigned bits, unsigned from) {
     uint64_t mask = 0;
     for (unsigned half = 0; half < 2; half++) {
-        __m256i any = bytes_avx2(v, word * WORD_VALUES + half * 32, bits, 0);
-        for (unsigned at = 1; at < bits / 8; at++)
+        __m256i any = bytes_avx2(v, word * WORD_VALUES + half * 32, bits, from);
+        for (unsigned at = from + 1; at < bits / 8; at++)
             any = _mm256_or_si256(any, bytes_avx2(v, word * WORD_VALUES + half * 32, bits, at));
         __m256i zero = _mm256_cmpeq_epi8(any, _mm256_setzero_si256());
         mask |= (uint64_t)~(uint32_t)_mm256_movemask_epi8(zero) << 32 * half;
@@ -405,15 +407,15 @@ EACH void split(const values *v, size_t word, unsigned bits, unsigned at, unsign
     for (unsigned j = 0; j < n; j++) bit[j][word] = rows[j];
 }
 
-/* Which of 64 values are not 0. */
-EACH uint64_t nonzero(const values *v, size_t word, unsigned bits, bool fast) {
+/* Which of 64 values have a bit in the bytes `from` and above. */
+EACH uint64_t nonzero(const values *v, size_t word, unsigned bits, unsigned from, bool fast) {
 #if defined(__x86_64__)
-    if (fast) return nonzero_avx2(v, word, bits);
+    if (fast) return nonzero_avx2(v, word, bits, from);
 #endif
     (void)fast;
     uint8_t is[WORD_VALUES];
     uint64_t mask = 0;
-    for (size_t i = 0; i < WORD_VALUES; i++) is[i] = z_at(v, bits, word * WORD_VALUES + i) != 0;
+    for (size_t i = 0; i < WORD_VALUES; i++) is[i] = z_at(v, bits, word * WORD_VALUES + i) >> 8 * from != 0;
     for (int r = 0; r < 8; r++) mask |= load64(is + 8 * r) * 0x0102040810204080 >> 56 << 8 * r;
     return mask;
 }
@@ -539,14 +541,23 @@ EACH void tree_take(reader *in, tree t, size_t n_words, unsigned depth, bool fas
  * among others are the same then, and there are fewer words of them. */
 enum { SPARSE = 3 };
 
-/* The planes of z < 2^n_planes, and how many values are over each; returns k. The planes of bytes that go as
- * they are, those below plane k, are not made. */
+/* The planes of z < 2^n_planes, and how many values are over each; returns k. Not made are the planes of
+ * bytes that go as they are, below plane k; and those of high bytes of which so few are not 0 that to escape
+ * these takes less than a bit a value: *n_planes_out is then how many planes there are below. */
 EACH unsigned planes_make(planes *p, const values *v, size_t n_words, unsigned bits, unsigned n_planes,
-                          bool sparse, uint32_t n_over[MAX_BITS + 1], bool fast) {
+                          bool sparse, uint32_t n_over[MAX_BITS + 1], unsigned *n_planes_out, bool fast) {
     size_t n = n_words * WORD_VALUES;
-    unsigned k = n_planes, first;
     memset(p->over[n_planes], 0, sizeof p->over[n_planes]);
     n_over[n_planes] = 0;
+    for (unsigned byte = (n_planes - 1) / 8; byte > 0; byte--) {
+        uint32_t sum = 0;
+        for (size_t w = 0; w < n_words; w++)
+            sum += count(p->over[8 * byte][w] = nonzero(v, w, bits, byte, fast));
+        if (sum * bits > n) break;
+        n_planes = 8 * byte;
+        n_over[n_planes] = sum;
+    }
+    unsigned k = n_planes, first;
     for (unsigned end = n_planes; end > 0; end = first) {
         first = (end - 1) / 8 * 8;
         for (size_t w = 0; w < n_words; w++) split(v, w, bits, first / 8, end - first, p->bit + first, fast);
@@ -561,6 +572,7 @@ EACH unsigned planes_make(planes *p, const values *v, size_t n_words, unsigned b
         while (k > first && n_over[k - 1] + n_over[k] <= n) k--;
         if (k > first && !sparse) break;
     }
+    *n_planes_out = n_planes;
     return sparse ? 0 : k;
 }
 
@@ -569,20 +581,20 @@ typedef struct choice {
     size_t bits; /* of a block: header and all */
 } choice;
 
-/* The cheapest `top` for this k, with and without escapes, by the sizes of what would be written. */
-static choice choose_top(const uint32_t *n_over, unsigned k, unsigned highest, unsigned bits) {
-    choice best = {.h = {.k = k}, .bits = SIZE_MAX};
-    size_t marks = 0, rest = 0; /* over k+1 .. top; planes k .. top-2 over k+1 .. top-1 */
-    for (unsigned top = k; top <= highest; top++) {
-        size_t n_planes = top > k ? top - 1 - k : 0;
-        size_t cost = marks + rest - n_planes * n_over[top] + (size_t)(bits - k) * n_over[top];
+/* The cheapest `top` for this k, by the sizes of what would be written behind `over k`. */
+static choice choose_top(const uint32_t *n_over, unsigned k, unsigned n_planes, unsigned bits) {
+    choice best = {.bits = SIZE_MAX};
+    size_t marks = 0, rest = 0; /* over k+1 .. top; planes k .. top-2, with the escaped */
+    for (unsigned top = k; top <= n_planes && n_over[top]; top++) {
+        size_t n_rest = top > k ? top - 1 - k : 0;
+        size_t cost = marks + rest - n_rest * n_over[top] + (size_t)(bits - k) * n_over[top];
         if (cost < best.bits) best = (choice){{.k = k, .top = top, .escapes = true}, cost};
-        if (top == highest) break;
         marks += n_over[top];
         rest += top > k ? n_over[top] : 0;
+        if (top == n_planes || n_over[top + 1]) continue;
+        cost = marks - n_over[top] + rest; /* none is over the next */
+        if (cost <= best.bits) best = (choice){{.k = k, .top = top}, cost};
     }
-    rest += highest > k ? n_over[highest] : 0;
-    if (marks + rest <= best.bits) best = (choice){{.k = k, .top = highest}, marks + rest};
     return best;
 }
 
@@ -623,7 +635,7 @@ EACH size_t block_encode(const uint8_t *base, const uint8_t *now, size_t n_words
     uint32_t any = difference(base, now, n_words, bits, &v), n_over[MAX_BITS + 1];
     size_t n_changed = 0, n_plane_words = n_words, tree_bits;
     if (!any) return 0;
-    for (size_t w = 0; w < n_words; w++) n_changed += count(t[0][w] = nonzero(&v, w, bits, fast));
+    for (size_t w = 0; w < n_words; w++) n_changed += count(t[0][w] = nonzero(&v, w, bits, 0, fast));
     bool sparse = n_changed * SPARSE < n_words * WORD_VALUES;
     if (sparse) {
         size_t n = 0;
@@ -634,8 +646,8 @@ EACH size_t block_encode(const uint8_t *base, const uint8_t *now, size_t n_words
         while (n < n_plane_words * WORD_VALUES) z_set(&v, bits, n++, 0);
     }
     unsigned n_planes = MAX_BITS - (unsigned)__builtin_clz(any);
-    unsigned k = planes_make(&p, &v, n_plane_words, bits, n_planes, sparse, n_over, fast);
-    choice best = choose_top(n_over, k, n_planes - 1, bits);
+    unsigned k = planes_make(&p, &v, n_plane_words, bits, n_planes, sparse, n_over, &n_planes, fast);
+    choice best = choose_top(n_over, k, n_planes, bits);
     if (k) memcpy(t[0], p.over[k], sizeof t[0]);
     best.h.depth = tree_grow(t, n_words, n_over[k], &tree_bits, fast);
     best.bits += 8 * sizeof(uint16_t) + n_words * WORD_VALUES * k + tree_bits;
