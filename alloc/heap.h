@@ -107,6 +107,8 @@ typedef struct fcdp_sleep_counts {
     size_t copied_bytes; /* of these, those that were copied */
     size_t page_bytes;   /* of device pages that went, or came back */
 } fcdp_sleep_counts;
+/* FCDP_ERR_INVALID: a CUDA graph is captured with one of the heap's private pools, on whichever stream. */
+fcdp_status fcdp_heap_check_capture(fcdp_heap *heap) FCDP_MUST_CHECK;
 /* Fingerprints of n arrays in device memory, bytes[i] at arrays[i]; the host waits for them.
  * FCDP_ERR_UNSUPPORTED: there are none. */
 typedef fcdp_status (*fcdp_read_fn)(void *ctx, const uint64_t *arrays, const size_t *bytes, size_t n,

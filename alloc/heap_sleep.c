@@ -536,12 +536,17 @@ static fcdp_status stream_need(fcdp_heap *heap) {
     return status;
 }
 
-/* Until the device has done everything, unless a graph is captured. A capture that has failed does not count,
- * though it has left its pool open. */
-static fcdp_status device_await(fcdp_heap *heap) {
+/* A capture that has failed does not count, though it has left its pool open. */
+fcdp_status fcdp_heap_check_capture(fcdp_heap *heap) {
     (void)fcdp__heap_privates_end_dead(heap);
-    if (fcdp__heap_is_capturing(heap))
-        return fcdp__fail(FCDP_ERR_INVALID, "tensors cannot go to sleep while a CUDA graph is captured");
+    if (!fcdp__heap_is_capturing(heap)) return FCDP_OK;
+    return fcdp__fail(FCDP_ERR_INVALID, "tensors cannot go to sleep while a CUDA graph is captured");
+}
+
+/* Until the device has done everything, unless a graph is captured. */
+static fcdp_status device_await(fcdp_heap *heap) {
+    fcdp_status status = fcdp_heap_check_capture(heap);
+    if (status) return status;
     (void)fcdp__heap_await(heap, true);
     return fcdp__driver_sync(heap->drv);
 }

@@ -289,9 +289,13 @@ static fcdp_status ahead_cancel(fcdp_engine *engine) {
     return status;
 }
 
-fcdp_status fcdp_engine_sleep(fcdp_engine *engine) {
+fcdp_status fcdp_engine_sleep(fcdp_engine *engine, fcdp_stream stream) {
     fcdp_status status = fcdp__engine_check_process(engine, "the engine");
     if (!status) status = fcdp_engine_check(engine);
+    /* to evict, the host waits for copies, which would break the capture */
+    if (!status && fcdp__driver_stream_capture_query(engine->drv, stream) == FCDP_PENDING)
+        status = fcdp__fail(FCDP_ERR_INVALID,
+                            "gathered parameters cannot go to sleep while a CUDA graph is captured");
     if (status || atomic_exchange(&engine->asleep, true)) return status;
     status = ahead_cancel(engine);
     if (!status) status = fcdp__tiering_sleep(engine->tiering);

@@ -66,6 +66,9 @@ static PyMethodDef methods_others[] = {
      DOC("tensors_tag($module, tag, /)",
          "Set the tag of tensors that this thread allocates from here on. Returns the one before; 0 is\n"
          "that of a thread that has set none.")},
+    {"tensors_check_capture", binding_tensors_check_capture, METH_NOARGS,
+     DOC("tensors_check_capture($module, /)",
+         "Raises Error while a CUDA graph is captured with fcdp_alloc's tensors.")},
     {"tensors_sleep", binding_tensors_sleep, METH_VARARGS,
      DOC("tensors_sleep($module, tag, /)",
          "Take the tensors of a tag (None: of all) off every device, until tensors_wake. Waits for the\n"

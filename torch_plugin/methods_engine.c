@@ -139,12 +139,13 @@ METHOD_NOARGS(engine_drain) {
     return methods_none_or_raise(status);
 }
 
-METHOD_NOARGS(engine_sleep) {
+METHOD_O(engine_sleep) {
     fcdp_engine *engine = binding_core(self);
-    if (!engine) return NULL;
+    fcdp_stream stream;
+    if (!engine || !methods_stream(argument, &stream)) return NULL;
     bool was_asleep = fcdp_engine_is_asleep(engine);
     fcdp_status status;
-    CALL(fcdp_engine_sleep(engine));
+    CALL(fcdp_engine_sleep(engine, stream));
     return status ? binding_raise(status) : PyBool_FromLong(!was_asleep);
 }
 
@@ -257,10 +258,11 @@ static PyMethodDef methods[] = {
          "Put what `stream` does next behind every read of a shard, so that it may write into shards.\n\n"
          "stream: its address or id; 0: the default one. Where the model computes on the host, the\n"
          "host waits. Raises Error with the first failure of any shard group that is known by now.")},
-    {"sleep", engine_sleep, METH_NOARGS,
-     DOC("sleep($self, /)",
+    {"sleep", engine_sleep, METH_O,
+     DOC("sleep($self, stream, /)",
          "Give every device page of gathered parameters to the driver, until wake(): no group may be\n"
-         "unsharded before. False: it was asleep already. Raises Error where a group is in use.")},
+         "unsharded before. stream: the current one's address or id. False: it was asleep already.\n"
+         "Raises Error where a group is in use, or the stream captures a CUDA graph.")},
     {"wake", engine_wake, METH_NOARGS,
      DOC("wake($self, /)", "End a sleep. Does nothing where the engine is awake.")},
     {"drain", engine_drain, METH_NOARGS,

@@ -366,6 +366,17 @@ static fcdp_status sleep_undo(const fcdp_sleep_of *of, const bool *slept, fcdp_s
     return fcdp__failure_restore(&failure);
 }
 
+PyObject *binding_tensors_check_capture(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    fcdp_status status = FCDP_OK;
+    Py_BEGIN_ALLOW_THREADS for (int i = 0; i < TENSORS_MAX_DEVICES && !status; i++) {
+        fcdp_device *device = device_of(i);
+        if (device) status = fcdp_heap_check_capture(device->heap);
+    }
+    Py_END_ALLOW_THREADS return status ? binding_raise(status) : Py_NewRef(Py_None);
+}
+
 PyObject *binding_tensors_sleep(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *tag;

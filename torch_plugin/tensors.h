@@ -23,6 +23,7 @@ PyObject *binding_tensors_enable(PyObject *self, PyObject *args);
 PyObject *binding_tensors_stats(PyObject *self, PyObject *args);
 PyObject *binding_tensors_reset_peaks(PyObject *self, PyObject *args);
 PyObject *binding_tensors_tag(PyObject *self, PyObject *args);
+PyObject *binding_tensors_check_capture(PyObject *self, PyObject *args);
 PyObject *binding_tensors_sleep(PyObject *self, PyObject *args);
 PyObject *binding_tensors_wake(PyObject *self, PyObject *args);
 PyObject *binding_tensors_blocks(PyObject *self, PyObject *args);

@@ -33,9 +33,9 @@ static void test_an_engine_sleeps_between_uses(void **state) {
         uint64_t crossed = sent(c);
         EVERY_MEMBER(c, m) {
             assert_false(fcdp_engine_is_asleep(m->engine));
-            assert_ok(fcdp_engine_sleep(m->engine));
+            assert_ok(fcdp_engine_sleep(m->engine, m->stream));
             assert_true(fcdp_engine_is_asleep(m->engine));
-            assert_ok(fcdp_engine_sleep(m->engine)); /* it is asleep */
+            assert_ok(fcdp_engine_sleep(m->engine, m->stream)); /* it is asleep */
             assert_int_equal(device_bytes(m), 0);
             assert_int_equal(member_unshard(m, 0, UNSHARD_BACKWARD), FCDP_ERR_INVALID);
             assert_non_null(strstr(fcdp_error_text(), "fcdp.wake()"));
@@ -57,11 +57,38 @@ static void test_a_group_in_use_keeps_the_engine_awake(void **state) {
     step_all(c, 0, all_extents);
     unshard_all(c, 0, FCDP_PASS_FORWARD);
     EVERY_MEMBER(c, m) {
-        assert_int_equal(fcdp_engine_sleep(m->engine), FCDP_ERR_INVALID);
+        assert_int_equal(fcdp_engine_sleep(m->engine, m->stream), FCDP_ERR_INVALID);
         assert_non_null(strstr(fcdp_error_text(), "'blocks.0' is in use: call its reshard() first"));
         assert_false(fcdp_engine_is_asleep(m->engine));
     }
     reshard_all(c, 0);
+    unshard_all(c, 0, FCDP_PASS_BACKWARD);
+    reshard_all(c, 0);
+    end(c);
+}
+
+/* The groups that were kept are on the device behind it, and the capture goes on. */
+static void test_a_capture_is_found_before_a_group_is_evicted(void **state) {
+    (void)state;
+    cluster_config config = one_group;
+    for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = 1;
+    cluster *c = start(&config);
+    step_all(c, 0, all_extents);
+    unshard_all(c, 0, FCDP_PASS_FORWARD);
+    reshard_all(c, 0);
+    drain_all(c);
+    EVERY_MEMBER(c, m) {
+        size_t bytes = device_bytes(m);
+        assert_true(bytes > 0);
+        assert_int_equal(simgpu_capture(m->stream, 1), 0);
+        assert_int_equal(fcdp_engine_sleep(m->engine, m->stream), FCDP_ERR_INVALID);
+        assert_non_null(strstr(fcdp_error_text(), "while a CUDA graph is captured"));
+        assert_false(fcdp_engine_is_asleep(m->engine));
+        assert_int_equal(device_bytes(m), bytes);
+        assert_int_equal(simgpu_capture(m->stream, 0), 0); /* it was not broken */
+        assert_ok(fcdp_engine_sleep(m->engine, m->stream));
+        fcdp_engine_wake(m->engine);
+    }
     unshard_all(c, 0, FCDP_PASS_BACKWARD);
     reshard_all(c, 0);
     end(c);
@@ -93,7 +120,7 @@ static void test_a_wait_restores_nothing_asleep(void **state) {
     cluster_run(c, first_use, NULL);
     EVERY_MEMBER(c, m) {
         assert_false(fcdp_group_has_begun(m->groups[0]));
-        assert_ok(fcdp_engine_sleep(m->engine));
+        assert_ok(fcdp_engine_sleep(m->engine, m->stream));
         assert_int_equal(member_use(m, 0), FCDP_ERR_INVALID);
         assert_non_null(strstr(fcdp_error_text(), "fcdp.wake()"));
         assert_int_equal(device_bytes(m), 0);
@@ -107,6 +134,7 @@ static void test_a_wait_restores_nothing_asleep(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_an_engine_sleeps_between_uses),
+        cmocka_unit_test(test_a_capture_is_found_before_a_group_is_evicted),
         cmocka_unit_test(test_a_wait_restores_nothing_asleep),
         cmocka_unit_test(test_a_group_in_use_keeps_the_engine_awake),
     };

@@ -422,6 +422,38 @@ def an_engine_shares_the_pages(p, sim):
     p.free(p.malloc(BUDGET))
 
 
+@scenario
+def a_capture_of_another_stream_lets_no_gathered_parameter_sleep(p, sim):
+    from fcdp.runtime import runtime
+
+    engine, _, group, tree = one_group(sim)
+    owner = Owner(group, torch.arange(4 * MIB, dtype=torch.int32))
+    owner.unshard(tree)
+    group.wait(0)
+    group.reshard(0)
+    engine.drain()
+    gathered = engine.stats()["device_bytes"]["current"]
+    captured, tensor = sim.stream(), p.malloc(3 * MIB)
+    runtime.engine, runtime.device = engine, torch.device("cpu")
+    p.do("begin_pool", 0, ctypes.c_uint64(11), ctypes.c_void_p(captured))
+    assert sim.lib.simgpu_capture(ctypes.c_void_p(captured), 1) == 0
+    try:
+        fcdp.sleep()
+        raise AssertionError("it slept")
+    except fcdp.Error as error:
+        assert "while a CUDA graph is captured" in str(error), error
+    assert engine.stats()["device_bytes"]["current"] == gathered > 0
+    assert sim.lib.simgpu_capture(ctypes.c_void_p(captured), 0) == 0  # nothing has broken it
+    p.do("end_pool", 0, ctypes.c_uint64(11))
+    fcdp.sleep()
+    assert engine.stats()["device_bytes"]["current"] == 0
+    fcdp.wake()
+    runtime.engine = runtime.device = None
+    p.do("release_pool", 0, ctypes.c_uint64(11))
+    p.free(tensor)
+    engine.destroy()
+
+
 def main():
     p = Pluggable(sys.argv[1])
     sim_path = sys.argv[3]

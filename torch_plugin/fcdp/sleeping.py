@@ -18,6 +18,13 @@ def _engine() -> _fcdp.Engine | None:
     return module.runtime.engine if module is not None else None
 
 
+def _stream() -> int:
+    """The current one, of the engine's device."""
+    from fcdp import seam
+
+    return seam.stream_of(seam.runtime.device)
+
+
 def _number(name: str | None) -> int | None:
     if name is not None and name not in _tags:
         raise ValueError(f"no tensor was allocated under fcdp.tag({name!r})")
@@ -36,8 +43,9 @@ def tag(name: str) -> Iterator[None]:
 def sleep(name: str | None) -> dict[str, int]:
     number, engine = _number(name), _engine()
     with _one_at_a_time:
+        _fcdp.tensors_check_capture()  # of any stream; the engine looks at the current one
         before = asleep_bytes()
-        slept = number is None and engine is not None and engine.sleep()
+        slept = number is None and engine is not None and engine.sleep(_stream())
         try:
             return _fcdp.tensors_sleep(number)
         except _fcdp.Error:
