@@ -90,6 +90,7 @@ struct fcdp_comm {
     /* guarded by the engine's lock */
     fcdp_group *groups;
     fcdp_tree *trees;
+    uint64_t peer_ended_ns; /* the monitor's: when it first saw that one of the node has ended; 0: none has */
 };
 
 /* copy.c. Two reads of the copy by the device: NULL until the first; `reading`: their answer is to come. */

@@ -11,9 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/spilled.h"
 #include "comm/trace.h"
 
-static const uint64_t PERIOD_NS = 100 * 1000 * 1000;
+/* What a peer has sent before its end arrives within SENT_NS. */
+static const uint64_t PERIOD_NS = 100 * 1000 * 1000, SENT_NS = 500 * 1000 * 1000;
 
 struct fcdp_monitor {
     fcdp_engine *engine;
@@ -46,6 +48,20 @@ static fcdp_status late(const fcdp_group *group, uint64_t waited_ns) {
         group->name, (double)waited_ns / 1e9, ranks);
 }
 
+/* A spilled group has no words that would tell what a peer has done. The board of the node's meeting tells
+ * that it has ended. The collectives that it was in have ended for this rank too by SENT_NS later; one that
+ * has not lacks that peer. */
+static fcdp_status peers_of_spilled(fcdp_group *group, uint64_t since_ns, uint64_t now_ns) {
+    fcdp_comm *comm = group->comm;
+    char what[256];
+    snprintf(what, sizeof what, "the node's parts of '%.200s'", group->name);
+    if (!comm->host || !fcdp__board_query_alive(fcdp__host_meeting(comm->host), what, now_ns - since_ns))
+        return FCDP_PENDING;
+    if (!comm->peer_ended_ns) comm->peer_ended_ns = now_ns;
+    uint64_t from_ns = comm->peer_ended_ns > since_ns ? comm->peer_ended_ns : since_ns;
+    return now_ns - from_ns < SENT_NS ? FCDP_PENDING : FCDP_ERR_PEER;
+}
+
 /* FCDP_OK: nothing has gone wrong with the group by now. With the engine's lock, under which no group is
  * destroyed. */
 static fcdp_status group_look(fcdp_group *group) {
@@ -55,6 +71,7 @@ static fcdp_status group_look(fcdp_group *group) {
     const fcdp_topology *topology = &group->comm->topology;
     if (!since_ns || now_ns <= since_ns) return FCDP_OK; /* it may have begun just now */
     fcdp_status status = fcdp__driver_event_query(engine->drv, fcdp__region_ready(group->region));
+    bool gathers = status == FCDP_PENDING; /* behind that no peer is needed */
     if (!status) status = fcdp__driver_event_query(engine->drv, fcdp__region_stored(group->region));
     if (status != FCDP_PENDING) {
         /* It may have begun again meanwhile: then the time is another one. */
@@ -63,6 +80,8 @@ static fcdp_status group_look(fcdp_group *group) {
         return status;
     }
     status = fcdp__region_query_peers(group->region, now_ns - since_ns);
+    if (status == FCDP_PENDING && gathers && fcdp__group_is_spilled(group))
+        status = peers_of_spilled(group, since_ns, now_ns);
     if (status != FCDP_PENDING) /* a region knows slices, and no ranks */
         return fcdp__fail(status, "%s; slice 0 is rank %u", fcdp_error_text(),
                           topology->rank - topology->local);

@@ -70,25 +70,32 @@ static bool member_failed(const awaited *a, uint32_t slice) {
     return a->word >= FCDP_BOARD_CAME && atomic_load_explicit(&member->has_failed, memory_order_acquire);
 }
 
-/* List the slices that have not come: "slice 1 (process 4711, gone), slice 3 (process 4713)". Returns how
- * many. */
-static int missing_describe(const awaited *a, uint64_t gone, char *text, size_t text_bytes) {
-    int n = 0;
-    size_t at = 0;
-    text[0] = 0;
+/* A list of slices: "slice 1 (process 4711, gone), slice 3 (process 4713)". */
+typedef struct slice_list {
+    int n;
+    size_t at;
+    char text[1024];
+} slice_list;
+
+/* `fate` is that of its process: "", ", gone". */
+static void slice_add(slice_list *list, const fcdp_host *host, uint32_t slice, const char *fate) {
+    int32_t pid = atomic_load_explicit(&host->header->members[slice].pid, memory_order_acquire);
+    size_t room = sizeof list->text - list->at;
+    char who[48];
+    if (pid > 0)
+        snprintf(who, sizeof who, "process %d%s", (int)pid, fate);
+    else
+        snprintf(who, sizeof who, "%s", pid == FCDP_MEMBER_LEFT ? "has left" : "never joined");
+    int len = snprintf(list->text + list->at, room, "%sslice %u (%s)", list->n++ ? ", " : "", slice, who);
+    if (len > 0) list->at += (size_t)len < room ? (size_t)len : room - 1;
+}
+
+/* Those that have not come. */
+static void missing_list(const awaited *a, uint64_t gone, slice_list *list) {
     for (uint32_t i = a->first; i < a->end; i++) {
-        if (!awaits(a, i)) continue;
-        int32_t pid = atomic_load_explicit(&a->block->host->header->members[i].pid, memory_order_acquire);
         const char *fate = member_failed(a, i) ? ", which has failed" : ", gone";
-        char who[48];
-        if (pid > 0)
-            snprintf(who, sizeof who, "process %d%s", (int)pid, gone >> i & 1 ? fate : "");
-        else
-            snprintf(who, sizeof who, "%s", pid == FCDP_MEMBER_LEFT ? "has left" : "never joined");
-        int len = snprintf(text + at, text_bytes - at, "%sslice %u (%s)", n++ ? ", " : "", i, who);
-        if (len > 0) at = at + (size_t)len < text_bytes ? at + (size_t)len : text_bytes - 1;
+        if (awaits(a, i)) slice_add(list, a->block->host, i, gone >> i & 1 ? fate : "");
     }
-    return n;
 }
 
 static bool all_have_come(const awaited *a) {
@@ -105,11 +112,12 @@ static fcdp_status missing_query(const awaited *a, uint64_t waited_ns) {
         if (awaits(a, i) && (member_gone(a->block->host, i) || member_failed(a, i)) && awaits(a, i))
             gone |= UINT64_C(1) << i;
     bool is_late = (double)waited_ns >= a->timeout_s * 1e9;
-    char missing[1024];
+    slice_list missing = {0};
     if (!gone && !is_late) return FCDP_PENDING;
-    if (!missing_describe(a, gone, missing, sizeof missing)) return FCDP_PENDING;
+    missing_list(a, gone, &missing);
+    if (!missing.n) return FCDP_PENDING;
     return fcdp__fail(gone ? FCDP_ERR_PEER : FCDP_ERR_TIMEOUT, "%s: did not come from %s after %.1f s%s",
-                      a->what, missing, (double)waited_ns / 1e9, gone ? "" : " (FCDP_TIMEOUT)");
+                      a->what, missing.text, (double)waited_ns / 1e9, gone ? "" : " (FCDP_TIMEOUT)");
 }
 
 static awaited all_of(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
@@ -122,6 +130,16 @@ fcdp_status fcdp__board_query_all(const fcdp_host_block *block, fcdp_board_word 
                                   const char *what, uint64_t waited_ns) {
     awaited a = all_of(block, word, at_least, what);
     return all_have_come(&a) ? FCDP_OK : missing_query(&a, waited_ns);
+}
+
+fcdp_status fcdp__board_query_alive(const fcdp_host_block *block, const char *what, uint64_t waited_ns) {
+    const fcdp_host *host = block->host;
+    slice_list gone = {0};
+    for (uint32_t i = 0; i < host->config.n_slices; i++)
+        if (i != host->config.slice && member_gone(host, i)) slice_add(&gone, host, i, ", gone");
+    if (!gone.n) return FCDP_OK;
+    return fcdp__fail(FCDP_ERR_PEER, "%s: did not come from %s after %.1f s", what, gone.text,
+                      (double)waited_ns / 1e9);
 }
 
 static fcdp_status wait_for(const awaited *a) {

@@ -43,6 +43,11 @@ fcdp_status fcdp__board_wait(const fcdp_host_block *block, fcdp_board_word word,
  * not come, live, and may come yet. */
 fcdp_status fcdp__board_query_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
                                   const char *what, uint64_t waited_ns) FCDP_MUST_CHECK;
+/* FCDP_ERR_PEER: the process of another slice has ended, or has left; the text names these and `what` they
+ * may have been needed for. One that has not joined yet may come. For a caller that has waited for
+ * waited_ns. */
+fcdp_status fcdp__board_query_alive(const fcdp_host_block *block, const char *what,
+                                    uint64_t waited_ns) FCDP_MUST_CHECK;
 /* Raise every slice's word to `at_least`, so that streams whose peer is gone go on. After fcdp__host_fail. */
 void fcdp__board_raise(fcdp_host_block *block, fcdp_board_word word, uint32_t at_least);
 

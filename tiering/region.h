@@ -156,7 +156,8 @@ fcdp_status fcdp__region_read(fcdp_region *region, uint32_t span, fcdp_piece pie
                               fcdp_event after) FCDP_MUST_CHECK;
 
 /* Check the peers for whose words streams have waited `waited_ns`. FCDP_PENDING: no peer has failed or is too
- * late; else an error as from fcdp__board_wait_all. Any thread. */
+ * late, or the region is spilled, and has no words; else an error as from fcdp__board_wait_all. Any
+ * thread. */
 fcdp_status fcdp__region_query_peers(fcdp_region *region, uint64_t waited_ns) FCDP_MUST_CHECK;
 /* A peer is gone: end the waits of streams for its words. The bytes that these waits guard are invalid and
  * must not be used. Any thread. */

@@ -1,7 +1,7 @@
 /* The engine over the NCCL transport and the double, between processes: steps of a small model, of
  * which any collective fails, stalls, or meets a rank that has been killed. All that live end, with a
  * text, in time, and give everything back. */
-#include "comm/unshard.h"
+#include "comm/spilled.h"
 #include "tests/comm/nccl_world.h"
 
 enum {
@@ -9,7 +9,10 @@ enum {
     N_STEPS = 2,
     SHARD_BYTES = 8 << 10,
     FAULT_NONE = -1,
-    FAULT_KILL = SIMNET_FAULT_STALL + 1
+    FAULT_KILL = SIMNET_FAULT_STALL + 1,
+    /* each node's first rank is killed, of which the transport says nothing: a collective never ends */
+    FAULT_KILL_UNSAID,
+    FAULT_KILL_UNSAID_SPILLED
 };
 
 typedef struct rank {
@@ -20,7 +23,9 @@ typedef struct rank {
     fcdp_group *groups[N_GROUPS];
     fcdp_stream compute;
     uint32_t step;
-    unsigned long until_kill; /* launches; 0: it lives */
+    unsigned long until_kill, until_stuck; /* launches; 0: it lives; none is stuck */
+    bool spilled, unsaid;
+    _Atomic bool aborted;
     _Atomic unsigned long wrong;
 } rank;
 
@@ -34,19 +39,29 @@ static uint8_t content(uint32_t g, uint32_t number, uint32_t step) {
 
 /* ---- a transport that kills ---- */
 
+static void until_aborted(void *ctx) {
+    rank *r = ctx;
+    while (!atomic_load(&r->aborted)) sched_yield();
+}
+
 static fcdp_status counted_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n,
                                       fcdp_stream stream, fcdp_event turn) {
     rank *r = ctx;
     if (r->until_kill && --r->until_kill == 0) member_die(r->m);
+    if (r->until_stuck && r->until_stuck-- == 1)
+        return fcdp__driver_host_function(r->m->drv, stream, until_aborted, r);
     return r->m->table.all_gather(r->m->table.ctx, lane, parts, n, stream, turn);
 }
 
 static fcdp_status counted_check(void *ctx) {
-    return ((rank *)ctx)->m->table.check(((rank *)ctx)->m->table.ctx);
+    rank *r = ctx;
+    return r->unsaid ? FCDP_OK : r->m->table.check(r->m->table.ctx);
 }
 
 static void counted_abort(void *ctx, const char *why) {
-    ((rank *)ctx)->m->table.abort(((rank *)ctx)->m->table.ctx, why);
+    rank *r = ctx;
+    atomic_store(&r->aborted, true);
+    r->m->table.abort(r->m->table.ctx, why);
 }
 
 /* ---- the program ---- */
@@ -193,6 +208,10 @@ static void group_make(rank *r, uint32_t g) {
     snprintf(name, sizeof name, "layers.%u", g);
     MUST(!fcdp_group_create(r->comm, name, &spec, 1, &r->groups[g]));
     fcdp_group_join(r->groups[g], r->tree);
+    if (r->spilled) {
+        MUST(!fcdp_group_attach_file(r->groups[g]));
+        return;
+    }
     if (r->m->topology.local == 0) MUST(!fcdp_group_host_alloc(r->groups[g], &r->m->board->offset[node]));
     meet(r->m);
     MUST(!fcdp_group_attach(r->groups[g], r->m->board->offset[node]));
@@ -207,6 +226,7 @@ static void rank_make(rank *r) {
                                              .host_budget_bytes = 64 << 20,
                                              .timeout_s = r->m->timeout_s},
                                  .driver = FCDP_DRIVER_SIM};
+    if (r->spilled) strcpy(config.options.spill_dir, "/tmp");
     MUST(!transport_make(r->m));
     MUST(!fcdp_engine_create(&config, &r->engine));
     MUST(!fcdp__driver_stream_create(r->m->drv, &r->compute));
@@ -241,8 +261,12 @@ static void training_body(member *m) {
     rank r = {.m = m};
     int fault = (int)m->seed;
     bool is_victim = fault != FAULT_NONE && m->topology.rank == m->n % m->topology.n_ranks;
+    r.unsaid = fault > FAULT_KILL;
+    if (r.unsaid) is_victim = m->topology.local == 0;
+    r.spilled = fault == FAULT_KILL_UNSAID_SPILLED;
     rank_make(&r);
-    if (is_victim && fault == FAULT_KILL) r.until_kill = m->n + 1;
+    if (is_victim && fault >= FAULT_KILL) r.until_kill = m->n + 1;
+    if (!is_victim && r.unsaid) r.until_stuck = m->n + 1;
     if (is_victim && fault < FAULT_KILL) simnet_fail_nth(m->endpoint, m->n + 1, (simnet_fault)fault);
     struct simnccl_state before, state;
     simnccl_state(&before);
@@ -254,6 +278,7 @@ static void training_body(member *m) {
     else
         MUST(r.wrong == 0 && !is_victim);
     MUST(fault != FAULT_NONE || !status);
+    if (r.unsaid) MUST(status == FCDP_ERR_PEER && strstr(fcdp_error_text(), "gone)"));
     MUST(took_s < m->timeout_s + 10); /* this machine's share of it aside */
     simnccl_state(&state);
     MUST(state.connections == before.connections); /* in no step */
@@ -300,12 +325,22 @@ static void a_rank_is_killed_in_every_collective(void **state) {
     every_nth(FAULT_KILL, 1);
 }
 
+/* With a timeout that this program would not live to see: the monitor finds the process gone. */
+static void a_dead_neighbour_is_found_whatever_the_transport_says(void **state) {
+    (void)state;
+    for (int fault = FAULT_KILL_UNSAID; fault <= FAULT_KILL_UNSAID_SPILLED; fault++)
+        for (unsigned n = 1; n <= 2 * N_GROUPS;
+             n += 2 * N_GROUPS - 1) /* within the node, forward and backward */
+            world_run(&(world){2, 2, 3600, (uint64_t)fault, n, training_body}, NULL);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_collective_is_refused),
         cmocka_unit_test(every_collective_fails),
         cmocka_unit_test(every_collective_stalls),
         cmocka_unit_test(a_rank_is_killed_in_every_collective),
+        cmocka_unit_test(a_dead_neighbour_is_found_whatever_the_transport_says),
     };
     return cmocka_run_group_tests_name("nccl engine", tests, NULL, NULL);
 }
