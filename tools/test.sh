@@ -5,7 +5,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 usage() {
     cat <<'TEXT'
-tools/test.sh [--quick | --matrix | --frameworks | --gpu | --help | --version] [-- PYTEST ARGUMENTS]
+tools/test.sh [--quick | --matrix | --frameworks | --faults | --gpu | --help | --version] [-- PYTEST ARGUMENTS]
 
 Sets everything up (once) and runs all tests, side by side: the C tests with every internal check (FCDP_CHECK=3), under
 ASan+UBSan and under TSan; pytest over tests/ with the wheel, twice, for the training cases and for the rest; format and
@@ -20,6 +20,8 @@ compiler. Ends with one summary, which lists what was skipped and why. tools/Mak
             on the simulated device a fifth, each in one mapping
   --frameworks
             runs all jobs of accelerate, transformers, PEFT, TRL, Lightning and torchtitan; without it, one of each runs
+  --faults  fails each driver call of a schedule in tiering, and each third of the engine's; without it, the third
+            part of these, of the engine's fewer
   --gpu     runs what needs a CUDA device: the C tests that run on any driver, and the Python tests for it
   --help    this text
 
@@ -35,7 +37,7 @@ while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
         --version) setup_version; exit 0 ;;
-        --quick | --matrix | --frameworks | --gpu) what=${1#--}; shift ;;
+        --quick | --matrix | --frameworks | --faults | --gpu) what=${1#--}; shift ;;
         --) shift; [ $# = 0 ] || TEST_ARGUMENTS=${*@Q}; break ;;
         *) usage >&2; exit 2 ;;
     esac

@@ -4,8 +4,8 @@
  * Each run ends in right bytes or in clean errors on every rank; what peers wait for ends by itself, long
  * before FCDP_TIMEOUT if a rank can know of the failure, and otherwise by it, with the names of those that
  * did not come; nothing is leaked and nothing was unordered. Of many n every k-th is taken, from a random one
- * on: TEST_STRIDE=k (1: all), TEST_ONLY=n one; TEST_COARSER=k widens the default strides, for builds that are
- * slow.
+ * on: TEST_STRIDE=k (1: all), TEST_ONLY=n one; TEST_COARSER=k widens the default strides, by 3
+ * without it.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -155,7 +155,7 @@ typedef struct range {
 static range range_of(long n, long stride) {
     long only = from_environment("TEST_ONLY", 0);
     /* odd: calls come in turns of even length */
-    stride = from_environment("TEST_STRIDE", stride * (from_environment("TEST_COARSER", 1) | 1));
+    stride = from_environment("TEST_STRIDE", stride * (from_environment("TEST_COARSER", 3) | 1));
     long first = 1 + (long)(fcdp__now_ns() / 1000 % (uint64_t)stride); /* many runs come to every n */
     return only ? (range){only, only, 1} : (range){first < n ? first : n, n, stride};
 }

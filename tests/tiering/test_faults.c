@@ -1,8 +1,8 @@
 /* The fault run: a short schedule of gathers, stores, restores and evictions in which the n-th driver call
- * fails, for every n until the schedule passes untouched (TEST_COARSER=k: every k-th, from a random one on,
- * for builds that are slow). Every step ends well or with a clean error; then it is done again and must work;
- * contents are right throughout, nothing is unordered, and at the end nothing lives and every pool is
- * balanced. */
+ * fails, for every third n from a random one on, until the schedule passes untouched. (TEST_COARSER=k: for
+ * every k-th; TEST_STRIDE=k likewise, and before that; 1: for all.) Every step ends well or with a clean
+ * error; then it is done again and must work; contents are right throughout, nothing is unordered, and at the
+ * end nothing lives and every pool is balanced. */
 #include "tests/tiering/support.h"
 
 #include "tiering/tiering.h"
@@ -61,8 +61,8 @@ static void schedule(const variant *v) {
 
 /* Returns the number of calls until the schedule ran to its end with the fault still to come. */
 static unsigned long every_call_fails_once(const variant *v) {
-    const char *coarser = getenv("TEST_COARSER");
-    unsigned long stride = coarser ? strtoul(coarser, NULL, 10) : 1, n = 1 + fcdp__now_ns() / 1000 % stride;
+    const char *given = getenv("TEST_STRIDE"), *coarser = given ? given : getenv("TEST_COARSER");
+    unsigned long stride = coarser ? strtoul(coarser, NULL, 10) : 3, n = 1 + fcdp__now_ns() / 1000 % stride;
     print_message("each %lu. from %lu on\n", stride, n);
     steps_may_fail_once = true;
     for (;; n += stride) {
