@@ -262,6 +262,11 @@ static void all_agree(world *w, uint64_t number) {
     for (uint32_t n_nodes = 1; n_nodes <= MAX_NODES; n_nodes++)                                              \
         for (uint32_t n_local = 1; n_local <= MAX_LOCAL; n_local++)
 
+/* Of the shapes, with TEST_COARSER every third by chance: threads that wait are slow under a sanitizer. */
+static bool is_left_out(test_random *random) {
+    return getenv("TEST_COARSER") && random_below(random, 3);
+}
+
 static void all_come(world *w) {
     for (uint32_t i = 0; i < w->n_ranks; i++) w->ranks[i].comes = true;
 }
@@ -273,6 +278,7 @@ static void the_maximum_on_every_rank(void **state) {
     test_random random = {random_seed("the_maximum_on_every_rank", 5)};
     EVERY_SHAPE(n_nodes, n_local) {
         world w;
+        if (is_left_out(&random)) continue;
         world_make(&w, n_nodes, n_local, 60, random_next(&random));
         all_come(&w);
         for (uint64_t number = 1; number <= 12; number++) all_agree(&w, number);
@@ -303,7 +309,7 @@ static void ranks_that_are_not_in_the_same_place(void **state) {
     test_random random = {random_seed("ranks_that_are_not_in_the_same_place", 6)};
     EVERY_SHAPE(n_nodes, n_local) {
         world w;
-        if (n_nodes * n_local == 1) continue;
+        if (n_nodes * n_local == 1 || is_left_out(&random)) continue;
         world_make(&w, n_nodes, n_local, 60, random_next(&random));
         all_come(&w);
         for (uint64_t number = 1; number <= 6; number++) {

@@ -174,14 +174,16 @@ static void flip(const char *path, off_t at) {
 }
 
 /* In turn each file is damaged, in its first byte or in its last that is not padding; cut short; or has the
- * bytes of another slice. All of it is written anew, and right in the run after. */
+ * bytes of another slice. All of it is written anew, and right in the run after. With TEST_COARSER one file,
+ * by chance. */
 static void test_a_damaged_file_is_gathered(void **state) {
     (void)state;
     char names[64][128];
     outcome first = run(&base, NULL), clean = run(&base, NULL);
     size_t n = files(names);
     assert_int_equal(n, 4); /* two groups, two slices; the nodes share the directory here */
-    for (size_t f = 0; f < n; f++)
+    const size_t stride = getenv("TEST_COARSER") ? n : 1;
+    for (size_t f = fcdp__now_ns() / 1000 % stride; f < n; f += stride)
         for (int way = 0; way < 4; way++) {
             if (way == 0) flip(names[f], FCDP_CACHE_HEADER_BYTES);
             if (way == 1) flip(names[f], FCDP_CACHE_HEADER_BYTES + 66000 - 1);
