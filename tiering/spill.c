@@ -148,6 +148,7 @@ fcdp_status fcdp__spill_store(fcdp_spilled *slice, fcdp_dptr from, fcdp_stream s
     status = fcdp__driver_copy_d2h(spill->buffers.drv, b->at, from, slice->bytes, stream);
     if (!status)
         status = fcdp__driver_host_function(spill->buffers.drv, stream, fcdp__spill_buffer_filled, b);
+    if (!status) status = fcdp__driver_event_record(spill->buffers.drv, b->stored, stream);
     if (!status) return FCDP_OK;
     fcdp_failure failure = fcdp__failure_keep(status);
     bool over = is_over(spill, stream);
@@ -166,7 +167,9 @@ fcdp_status fcdp__spill_load(fcdp_spilled *slice, fcdp_dptr to, fcdp_stream stre
     if (b && (!b->claimed || b->version != slice->version)) b = NULL;
     pthread_mutex_unlock(&spill->buffers.mutex);
     if (!b) return fcdp__fail(FCDP_ERR_INVALID, "'%s' was not fetched from FCDP_SPILL_DIR", slice->name);
-    fcdp_status status = fcdp__driver_copy_h2d(spill->buffers.drv, to, b->at, slice->bytes, stream);
+    /* another slice's store, even: the thread knows from a host function that it is over, and no event says so */
+    fcdp_status status = fcdp__driver_stream_wait(spill->buffers.drv, stream, b->stored);
+    if (!status) status = fcdp__driver_copy_h2d(spill->buffers.drv, to, b->at, slice->bytes, stream);
     if (!status) status = fcdp__driver_event_record(spill->buffers.drv, b->loaded, stream);
     bool over = true;
     if (status) {

@@ -196,8 +196,11 @@ static fcdp_status buffer_make(fcdp_spill_buffers *set, size_t bytes, fcdp_spill
         free(b);
         return status;
     }
-    status = memory_make(set, b, bytes);
+    status = fcdp__driver_event_create(set->drv, &b->stored);
+    if (status) b->stored = NULL;
+    if (!status) status = memory_make(set, b, bytes);
     if (status) {
+        if (b->stored) fcdp__driver_event_destroy(set->drv, b->stored);
         fcdp__driver_event_destroy(set->drv, b->loaded);
         free(b);
         return status;
@@ -391,6 +394,7 @@ void fcdp__spill_buffers_stop(fcdp_spill_buffers *set) {
         fcdp_spill_buffer *b = set->first;
         set->first = b->next;
         if (b->state == FCDP_SPILL_BUFFER_IDLE) memory_free(set, b); /* else the device may write there yet */
+        fcdp__driver_event_destroy(set->drv, b->stored);
         fcdp__driver_event_destroy(set->drv, b->loaded);
         free(b);
     }

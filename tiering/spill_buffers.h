@@ -40,8 +40,9 @@ typedef struct fcdp_spill_buffer {
     struct fcdp_spill_buffer *next; /* fixed */
     fcdp_spill_buffers *set;
     int number, registered; /* disk.h; registered -1: it is not */
-    fcdp_event loaded;      /* behind the last copy from it; one that was never recorded has passed */
-    atomic_bool filled;     /* release: the copy's bytes are there; acquire in the thread */
+    /* behind the last copy to it, and the last one from it; one that was never recorded has passed */
+    fcdp_event stored, loaded;
+    atomic_bool filled; /* release: the copy's bytes are there; acquire in the thread */
     /* under the mutex */
     char *at;
     size_t capacity_bytes;
