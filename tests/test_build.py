@@ -11,7 +11,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PRESETS = json.loads((ROOT / "CMakePresets.json").read_text())
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-LABELS = {"base", "alloc", "tiering", "comm", "simgpu", "simnet", "simnccl", "bench", "memtrace"}
+LABELS = {"base", "alloc", "tiering", "comm", "simgpu", "simnet", "simnccl", "bench", "memtrace", "plan"}
 
 
 def test_each_workflow_configures_builds_and_tests_its_preset():

@@ -127,6 +127,15 @@ DOCTOR = {
     ("--help",): (0, ["usage: fcdp-doctor", "--options", "exit status"]),
 }
 HELP = {"-h", "--help"}
+# Of fcdp-plan: tests/plan/test_cli.py gives each of them.
+SHAPE = {
+    *("--config", "--layers", "--hidden", "--heads", "--vocab", "--sequence"),
+    *("--lora-rank", "--recompute", "--scores", "--dtype"),
+}
+CLUSTER = {
+    *("--cluster", "--nodes", "--gpus", "--link", "--latency", "--gpu-memory", "--host-memory"),
+    *("--pcie", "--node-link", "--disk", "--teraflops"),
+}
 OPTIONS = {
     "fcdp-doctor": {
         *HELP,
@@ -142,6 +151,8 @@ OPTIONS = {
     "fcdp-memtrace plot": {*HELP, "-o", "--output", "--rank", "--width"},
     "fcdp-memtrace serve": {*HELP, "--port", "--address", "--pid"},
     "fcdp-memtrace check": {*HELP, "--max-stall", "--max-peak", "--max-inter", "--skip-steps", "--json"},
+    "fcdp-plan": {*HELP, "--version"},
+    "fcdp-plan batch": {*HELP, *SHAPE, *CLUSTER, "--json"},
     "fcdp-lab": {
         "-h",
         "--help",
@@ -184,6 +195,12 @@ WRONG = {
         (["check", "x", "--max-peak", "much"], "--max-peak: much: expected bytes, such as 512M, 1.5GiB or 8GB"),
         (["diff", "x"], "required: B"),
         (["serve", "--port", "http"], "invalid int value: 'http'"),
+    ],
+    "fcdp-plan": [
+        ([], "required: COMMAND"),
+        (["buy"], "invalid choice: 'buy'"),
+        (["batch", "--nodes", "0"], "'0' is no whole number that is 1 or larger"),
+        (["batch", "--dtype", "int8"], "invalid choice: 'int8'"),
     ],
     "fcdp-doctor": [
         (["--optoins"], "unrecognized arguments: --optoins"),
@@ -484,6 +501,17 @@ def test_memtrace_on_a_recorded_job(trace, tmp_path):
             assert done.returncode == 0 and said in done.stdout, (subcommand, arguments, done.stdout, done.stderr)
         given = {str(part) for arguments, _ in runs for part in arguments}
         assert OPTIONS[f"fcdp-memtrace {subcommand}"] - HELP <= given, subcommand
+
+
+# ---- fcdp-plan ----
+
+GPT = "--layers 40 --hidden 4800 --heads 40 --vocab 50257".split()
+
+
+def test_the_planner_prints_the_largest_batches():
+    done = command("fcdp-plan", "batch", *GPT, "--cluster", "a40", "--nodes", "2", "--json")
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert json.loads(done.stdout) == {"ZeRO-3": 256, "ZeRO++": 128, "FCDP": 256}
 
 
 # ---- the documents ----

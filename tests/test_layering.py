@@ -21,7 +21,7 @@ PRIVATE = {
     "fsdp1.py": re.compile(r"\w*_flat_param\w*|\bFlatParam\w*|\b_runtime_utils\b|\b_local_shard\b|\b_handle\b"),
 }
 SYSTEM_ONLY_IN = {
-    "Python.h": ("torch_plugin/", "tools/memtrace/_trace"),
+    "Python.h": ("torch_plugin/", "tools/memtrace/_trace", "tools/plan/_plan.c"),
     "numa.h": ("tiering/",),
     "numaif.h": ("tiering/",),
     "jemalloc/jemalloc.h": ("tiering/",),
@@ -94,6 +94,14 @@ def test_memtrace_knows_the_format_and_the_lists_of_events_alone():
         for p in c_files("tools/memtrace")
         for i in includes(p, "own")
         if not allowed.match(i)
+    ]
+    assert not wrong
+
+
+def test_the_planner_knows_the_engine_s_arithmetic_alone():
+    allowed = re.compile(r"tools/plan/|base/base\.h$|comm/plan\.h$")
+    wrong = [
+        f"{name_of(p)} includes {i}" for p in c_files("tools/plan") for i in includes(p, "own") if not allowed.match(i)
     ]
     assert not wrong
 

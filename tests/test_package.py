@@ -21,7 +21,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 OF_THE_SYSTEM = re.compile(r"lib(c|m|pthread|dl|rt|gcc_s)\.so\.\d+$|ld-linux.*\.so\.\d+$")
 # What manylinux_2_28 (PEP 600) promises of a system, as auditwheel's policy has it. We use no libstdc++.
 NEWEST = {"GLIBC": (2, 28), "GCC": (7, 0, 0), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}
-ON_ASKING = "import sys; print(sorted(m for m in sys.modules if m.split('.')[0] in ('fcdp', 'fcdp_lab', 'fcdp_doctor', 'fcdp_memtrace')))"
+OURS = ("fcdp", "fcdp_lab", "fcdp_doctor", "fcdp_memtrace", "fcdp_plan")
+ON_ASKING = f"import sys; print(sorted(m for m in sys.modules if m.split('.')[0] in {OURS}))"
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def test_built_wheels_install_where_torch_s_own_do():
         assert re.search(r"-cp310-abi3-manylinux_2_28_(x86_64|aarch64)\.whl$", wheel.name), wheel.name
         with zipfile.ZipFile(wheel) as archive:
             libraries = [name for name in archive.namelist() if ".so" in name]
-            assert len(libraries) == 3, libraries
+            assert len(libraries) == 4, libraries
             for name in libraries:
                 needed = versions_needed(archive.read(name))
                 # they were read
@@ -117,6 +118,7 @@ def test_the_wheel_holds_its_parts(files):
         "fcdp/libfcdp_simgpu.so",
         "fcdp_lab/__init__.py",
         "fcdp_memtrace/_trace.abi3.so",
+        "fcdp_plan/_plan.abi3.so",
     } <= files.keys()
     assert not [f for f in files if f.endswith((".c", ".h", ".a"))]
 
@@ -134,6 +136,8 @@ def test_an_extension_shows_its_entry_point_alone(files):
     assert defined == {"PyInit__fcdp"}
     _, defined, _ = dynamic(files["fcdp_memtrace/_trace.abi3.so"])
     assert defined == {"PyInit__trace"}
+    _, defined, _ = dynamic(files["fcdp_plan/_plan.abi3.so"])
+    assert defined == {"PyInit__plan"}
 
 
 def test_the_simulated_gpu_shows_cuda_s_names_and_its_own(files):
@@ -211,6 +215,7 @@ def test_set_up_builds_the_wheel_anew_for_its_code_alone():
         "tools/doctor/fcdp_doctor/cli.py",
         "tools/lab/fcdp_lab/lab.py",
         "tools/memtrace/error.c",
+        "tools/plan/shape.c",
         "pyproject.toml",
         "CMakeLists.txt",
         "cmake/zig.sh",

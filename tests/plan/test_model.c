@@ -1,0 +1,231 @@
+/* test_model.c - the planner's model where the answer is known by other means. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+
+#include "tools/plan/moves.h"
+#include "tools/plan/shape.h"
+#include "tools/plan/simulate.h"
+
+enum { N = 20 };
+#define REGION_BYTES 64e6 /* divides by all ranks here, so nothing is padded */
+
+static plan_cluster a_cluster(void) {
+    return (plan_cluster){.n_nodes = 4,
+                          .gpus_per_node = 8,
+                          .gpu_memory_bytes = 48e9,
+                          .host_memory_bytes = 512e9,
+                          .flops = 1e14,
+                          .pcie_rate = 2e10,
+                          .node_rate = 1e11,
+                          .inter_rate = 1e9,
+                          .cpu_rate = 1e11};
+}
+
+static void fill_job(plan_job *job, plan_region *regions, double frozen) {
+    for (int i = 0; i < N; i++)
+        regions[i] = (plan_region){.trainable = (1 - frozen) * REGION_BYTES / 2,
+                                   .frozen = frozen * REGION_BYTES / 2,
+                                   .forward_flops = 1e12,
+                                   .backward_flops = 2e12};
+    *job = (plan_job){.parameter_bytes = 2,
+                      .gradient_bytes = 2,
+                      .state_bytes = 12,
+                      .shard_bytes = 2,
+                      .n_regions = N,
+                      .regions = regions};
+}
+
+static plan_step step_of(const plan_job *job, const plan_cluster *cluster, plan_mode mode, plan_tier tier,
+                         plan_schedule schedule) {
+    uint8_t tiers[N];
+    plan_step step;
+    memset(tiers, tier, sizeof tiers);
+    if (!schedule.n_steps) schedule.n_steps = 1;
+    if (!schedule.micro_batches) schedule.micro_batches = 1;
+    assert_true(plan_simulate(job, cluster, mode, tiers, &schedule, &step));
+    return step;
+}
+
+static const plan_schedule ahead = {.prefetch = 1};
+
+static void assert_near(double a, double b) {
+    if (fabs(a - b) > 1e-9 * fmax(fabs(a), fabs(b))) fail_msg("%.12g is not %.12g", a, b);
+}
+
+/* W a gather: FSDP2 2 (G-1)/G and as much again for gradients / 1; FCDP (N-1)/N once. */
+static void bytes_between_nodes_are_the_papers(void **state) {
+    (void)state;
+    plan_region regions[N];
+    plan_job job;
+    plan_cluster c = a_cluster();
+    double w = N * REGION_BYTES, ring = 31.0 / 32, nodes = 3.0 / 4;
+    fill_job(&job, regions, 0);
+    plan_step s = step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, ahead);
+    assert_near(s.forward_inter, w * ring);
+    assert_near(s.backward_inter, 2 * w * ring);
+    assert_near(s.reduce_inter, w * ring);
+    s = step_of(&job, &c, PLAN_HPZ, PLAN_GATHERED, ahead);
+    assert_near(s.forward_inter, w * ring);
+    assert_near(s.backward_inter, w * ring);
+    s = step_of(&job, &c, PLAN_HSDP, PLAN_GATHERED, ahead);
+    assert_near(s.forward_inter, 0);
+    assert_near(s.backward_inter, 2 * w * nodes);
+    for (int tier = PLAN_ON_DEVICE; tier <= PLAN_IN_FILE; tier++) {
+        s = step_of(&job, &c, PLAN_FCDP, (plan_tier)tier, ahead);
+        assert_near(s.forward_inter, w * nodes);
+        assert_near(s.backward_inter, w * ring);
+        assert_near(s.to_host, tier == PLAN_ON_DEVICE ? 0 : w / 8);
+        assert_near(s.to_device, tier == PLAN_ON_DEVICE ? 0 : tier == PLAN_WHOLE ? w : w / 8);
+        assert_near(s.file, tier == PLAN_IN_FILE ? 2 * w : 0);
+    }
+    fill_job(&job, regions, 1);
+    s = step_of(&job, &c, PLAN_FCDP, PLAN_BY_SLICE, ahead);
+    assert_near(s.forward_inter + s.backward_inter, 0);
+    assert_near(s.to_device, 2 * w / 8);
+    s = step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, ahead);
+    assert_near(s.forward_inter + s.backward_inter, 2 * w * ring);
+}
+
+/* What is gathered again and again is FSDP2's step, whatever the mode is called. But backward's first gather waits
+ * for the agreement, and so for the last forward. */
+static void fcdp_without_a_tier_is_fsdp2(void **state) {
+    (void)state;
+    plan_region regions[N];
+    plan_job job;
+    plan_cluster c = a_cluster();
+    fill_job(&job, regions, 0);
+    plan_step fsdp2 = step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, ahead);
+    plan_step fcdp = step_of(&job, &c, PLAN_FCDP, PLAN_GATHERED, ahead);
+    assert_true(fcdp.seconds >= fsdp2.seconds && fcdp.seconds <= fsdp2.seconds + 10e-3 + 1e-9);
+    assert_near(fcdp.backward_inter, fsdp2.backward_inter);
+}
+
+/* Between the busiest resource and the sum of all operations; without overlap it is the sum. */
+static void a_step_lies_between_its_bounds(void **state) {
+    (void)state;
+    plan_region regions[N];
+    plan_job job;
+    fill_job(&job, regions, 0);
+    for (int mode = 0; mode < PLAN_N_MODES; mode++)
+        for (int k = 0; k < 40; k++) {
+            plan_cluster c = a_cluster();
+            c.inter_rate = 1e8 * pow(1.3, k % 20);
+            c.node_rate = 1e9 * pow(1.5, k % 7);
+            c.inter_latency_s = k % 3 * 1e-4;
+            plan_schedule s = {.prefetch = (uint32_t)k % 4, .micro_batches = 1 + (uint32_t)k % 2};
+            plan_step step = step_of(&job, &c, (plan_mode)mode, PLAN_BY_SLICE, s);
+            double most = step.compute_seconds;
+            for (int link = 0; link < PLAN_N_LINKS; link++) most = fmax(most, step.busy_seconds[link]);
+            assert_true(step.seconds >= most * (1 - 1e-12));
+            s.no_overlap = true;
+            plan_step serial = step_of(&job, &c, (plan_mode)mode, PLAN_BY_SLICE, s);
+            assert_true(step.seconds <= serial.seconds * (1 + 1e-12));
+        }
+}
+
+/* By hand: no bytes but those between nodes, which take 4 times as long as a layer's forward. */
+static void a_bound_link_is_busy_all_the_time(void **state) {
+    (void)state;
+    plan_region regions[N];
+    plan_job job;
+    plan_cluster c = a_cluster();
+    fill_job(&job, regions, 0);
+    double gather = REGION_BYTES * 31 / 32 / c.inter_rate; /* 62 ms; a forward 10 ms, a backward 20 ms */
+    plan_step s = step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, ahead);
+    double link = 3 * N * gather;
+    assert_near(s.busy_seconds[PLAN_LINK_INTER], link);
+    assert_true(s.seconds >= link * (1 - 1e-9) && s.seconds <= link + gather);
+    c.inter_rate = 0; /* no time at all */
+    c.node_rate = 0;
+    s = step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, ahead);
+    assert_near(s.seconds, N * 30e-3);
+}
+
+static void a_faster_link_never_takes_longer(void **state) {
+    (void)state;
+    plan_region regions[N];
+    plan_job job;
+    fill_job(&job, regions, 0);
+    for (int mode = 0; mode < PLAN_N_MODES; mode++) {
+        double before = INFINITY;
+        for (int k = 0; k < 30; k++) {
+            plan_cluster c = a_cluster();
+            c.inter_rate = 5e7 * pow(1.4, k);
+            plan_step s = step_of(&job, &c, (plan_mode)mode, PLAN_BY_SLICE, ahead);
+            assert_true(s.seconds <= before * 1.02); /* an order of operations may be luckier */
+            before = s.seconds;
+        }
+    }
+}
+
+/* The slowest of more ranks is slower; the seed alone decides. */
+static void jitter_grows_with_ranks(void **state) {
+    (void)state;
+    plan_region regions[N];
+    plan_job job;
+    plan_cluster c = a_cluster();
+    fill_job(&job, regions, 0);
+    c.inter_rate = c.node_rate = 0;
+    plan_schedule s = {.prefetch = 1, .n_steps = 2000, .jitter = 0.02, .seed = 7};
+    double few = step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, s).seconds;
+    assert_true(few == step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, s).seconds);
+    assert_true(fabs(few / (N * 30e-3) - (1 + 0.02 * 2.07)) <
+                0.002); /* the mean maximum of 32 normal numbers */
+    c.n_nodes = 125;
+    double many = step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, s).seconds;
+    assert_true(fabs(many / (N * 30e-3) - (1 + 0.02 * 3.24)) < 0.002); /* of 1000 */
+}
+
+/* 100 layers on 1,000 nodes: 10,000 steps are to take less than a minute. */
+static void many_steps_take_seconds(void **state) {
+    (void)state;
+    plan_shape shape = {.layers = 100,
+                        .hidden = 8192,
+                        .heads = 64,
+                        .kv_heads = 64,
+                        .head_size = 128,
+                        .intermediate = 32768,
+                        .vocab = 50257,
+                        .biases = 1,
+                        .tied = 1,
+                        .sequence = 2048};
+    plan_constants constants = {1, 24, 1};
+    plan_job job = {.parameter_bytes = 2, .gradient_bytes = 2, .state_bytes = 12, .shard_bytes = 2};
+    plan_region regions[102];
+    uint8_t tiers[102];
+    plan_cluster c = a_cluster();
+    plan_schedule schedule = {.prefetch = 1, .n_steps = 1000, .micro_batches = 1, .jitter = 0.01};
+    plan_step step;
+    c.n_nodes = 1000;
+    memset(tiers, PLAN_BY_SLICE, sizeof tiers);
+    plan_shape_describe(&shape, 1, &constants, &job, regions);
+    assert_int_equal(job.n_regions, 102);
+    clock_t begin = clock();
+    assert_true(plan_simulate(&job, &c, PLAN_FCDP, tiers, &schedule, &step));
+    double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+    printf("1000 steps of %g operations: %.2f s of a CPU\n", step.n_operations, seconds);
+    assert_true(step.n_operations > 700);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bytes_between_nodes_are_the_papers),
+        cmocka_unit_test(fcdp_without_a_tier_is_fsdp2),
+        cmocka_unit_test(a_step_lies_between_its_bounds),
+        cmocka_unit_test(a_bound_link_is_busy_all_the_time),
+        cmocka_unit_test(a_faster_link_never_takes_longer),
+        cmocka_unit_test(jitter_grows_with_ranks),
+        cmocka_unit_test(many_steps_take_seconds),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

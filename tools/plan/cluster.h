@@ -1,0 +1,40 @@
+/* cluster.h - described hardware: what a node is, and the rates of its links. Pure numbers. */
+#ifndef PLAN_CLUSTER_H
+#define PLAN_CLUSTER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Rates are of payload, in bytes per second and per direction; 0: so fast that it takes no
+ * time. All nodes are alike, and all GPUs. */
+typedef struct plan_cluster {
+    double n_nodes, gpus_per_node;
+    double gpu_memory_bytes, host_memory_bytes; /* of a GPU; of a node */
+    double flops;                               /* that a GPU reaches in a layer, per second */
+    double memory_rate;                         /* of a GPU's own memory */
+    double pcie_rate;                           /* of each GPU, each way */
+    double host_rate;                           /* that the copies of a node's GPUs reach together */
+    double node_rate;                           /* of each GPU to the others of its node, each way */
+    double inter_rate;                          /* of a node, each way */
+    double file_rate;                           /* of a node's disk; 0: there is none */
+    double cpu_rate;                            /* bytes of optimizer state per second and node, on CPUs */
+    double node_latency_s, inter_latency_s;     /* of one hop of a collective */
+} plan_cluster;
+
+static inline double plan_n_gpus(const plan_cluster *cluster) {
+    return cluster->n_nodes * cluster->gpus_per_node;
+}
+
+/* That a GPU has, when all of its node copy at once. */
+static inline double plan_copy_rate(const plan_cluster *cluster) {
+    double share = cluster->host_rate / cluster->gpus_per_node;
+    return share > 0 && (cluster->pcie_rate <= 0 || share < cluster->pcie_rate) ? share : cluster->pcie_rate;
+}
+
+/* Seconds that `bytes` take at `rate`. */
+static inline double plan_seconds(double bytes, double rate) {
+    return rate > 0 ? bytes / rate : 0;
+}
+
+#endif

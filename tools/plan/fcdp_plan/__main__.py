@@ -1,0 +1,7 @@
+"""python -m fcdp_plan"""
+
+import sys
+
+from fcdp_plan.cli import main
+
+sys.exit(main())

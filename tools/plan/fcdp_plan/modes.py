@@ -1,0 +1,75 @@
+"""The modes that are compared, and calls of the model."""
+
+from __future__ import annotations
+
+from fcdp_plan import _plan
+
+# name -> mode, tier of FCDP's regions
+MODES = {
+    "FSDP2": (_plan.FSDP2, _plan.GATHERED),
+    "FSDP2 keep": (_plan.KEEP, _plan.GATHERED),
+    "FSDP2 hpZ": (_plan.HPZ, _plan.GATHERED),
+    "HSDP": (_plan.HSDP, _plan.GATHERED),
+    "ZeRO-Offload": (_plan.OFFLOAD, _plan.GATHERED),
+    "FCDP": (_plan.FCDP, _plan.BY_SLICE),
+    "FCDP whole": (_plan.FCDP, _plan.WHOLE),
+    "FCDP device": (_plan.FCDP, _plan.ON_DEVICE),
+    "FCDP file": (_plan.FCDP, _plan.IN_FILE),
+}
+SETTINGS = {
+    "FSDP2": "fully_shard(m); DeepSpeed: ZeRO-3",
+    "FSDP2 keep": "reshard_after_forward=False",
+    "FSDP2 hpZ": "reshard_after_forward=GPUs of a node; ZeRO++",
+    "HSDP": "a mesh of nodes x GPUs; MiCS",
+    "ZeRO-Offload": "FSDP2 with CPUOffloadPolicy()",
+    "FCDP": "FCDP=1",
+    "FCDP whole": "FCDP=1 FCDP_RESTORE=whole",
+    "FCDP device": "FCDP=1 FCDP_TAU=1",
+    "FCDP file": "FCDP=1 FCDP_SPILL_DIR=DIR FCDP_HOST_BUDGET=small",
+}
+TIERS = {
+    _plan.ON_DEVICE: "on the device",
+    _plan.BY_SLICE: "host memory, by slice",
+    _plan.WHOLE: "host memory, whole",
+    _plan.IN_FILE: "in a file",
+    _plan.GATHERED: "gathered again",
+}
+SCHEDULE = {
+    "prefetch": 1,
+    "n_steps": 1,
+    "micro_batches": 1,
+    "no_overlap": False,
+    "flat_gather": False,
+    "jitter": 0,
+    "seed": 1,
+}
+
+
+def is_served(name: str, cluster: dict) -> bool:
+    """Whether the mode is one of its own on this cluster."""
+    return not (name == "FCDP file" and cluster["file_rate"] <= 0) and (cluster["n_nodes"] > 1 or name == "FSDP2")
+
+
+def tiers_of(name: str, regions: list[dict]) -> bytes:
+    """A region that stays gathered needs no place, but FCDP keeps its host copy all the same."""
+    return bytes([MODES[name][1]] * len(regions))
+
+
+def simulate(
+    name: str, costs: dict, regions: list[dict], cluster: dict, tiers: bytes | None = None, **schedule
+) -> dict:
+    tiers = tiers_of(name, regions) if tiers is None else tiers
+    return _plan.simulate(costs, regions, cluster, MODES[name][0], tiers, SCHEDULE | schedule)
+
+
+def memory(
+    name: str, costs: dict, regions: list[dict], cluster: dict, constants: dict, tiers: bytes | None = None
+) -> dict:
+    tiers = tiers_of(name, regions) if tiers is None else tiers
+    return _plan.memory(costs, regions, cluster, MODES[name][0], tiers, constants)
+
+
+def largest_batch(name: str, shape: dict, costs: dict, cluster: dict, constants: dict) -> int:
+    """Sequences per GPU, a power of two; 0: none fits."""
+    mode, tier = MODES[name]
+    return _plan.largest_batch(shape, costs, cluster, mode, tier, constants)

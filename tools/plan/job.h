@@ -1,0 +1,53 @@
+/* job.h - a training job as the model sees it: its regions in the order of a forward, and what a parameter
+ * costs. One region is what one unshard gathers, as in the engine. */
+#ifndef PLAN_JOB_H
+#define PLAN_JOB_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* How parameters are sharded and gathered. */
+typedef enum plan_mode {
+    PLAN_FSDP2,   /* ZeRO-3: gathered by all ranks, in forward and in backward */
+    PLAN_KEEP,    /* reshard_after_forward=False: gathered in forward alone */
+    PLAN_HPZ,     /* reshard_after_forward=<int>, ZeRO++'s hpZ: in backward by the node's ranks alone */
+    PLAN_HSDP,    /* MiCS: sharded within the node, gradients all-reduced between nodes */
+    PLAN_OFFLOAD, /* ZeRO-Offload over FSDP2: optimizer and its state on the host */
+    PLAN_FCDP,    /* each region in the tier that plan_tier says */
+    PLAN_N_MODES
+} plan_mode;
+
+/* Where FCDP has a region between two uses. */
+typedef enum plan_tier {
+    PLAN_ON_DEVICE, /* kept */
+    PLAN_BY_SLICE,  /* host memory; each rank copies its slice, the node's ranks all-gather */
+    PLAN_WHOLE,     /* host memory; each rank copies the whole region */
+    PLAN_IN_FILE,   /* a disk of the node, then as by slice */
+    PLAN_GATHERED,  /* nowhere: gathered again, as FSDP2 does */
+    PLAN_N_TIERS
+} plan_tier;
+
+typedef struct plan_region {
+    double trainable, frozen;             /* parameters */
+    double forward_flops, backward_flops; /* of a step, on one GPU */
+    double activation_bytes;              /* from its forward to its backward, on one GPU */
+    bool stays;                           /* gathered from its forward to its backward: FSDP2's root */
+} plan_region;
+
+typedef struct plan_job {
+    double parameter_bytes, gradient_bytes; /* of one parameter as it is gathered, reduced */
+    double state_bytes; /* of a trainable parameter, sharded: all but the gathered copy and the gradient */
+    double shard_bytes; /* of a parameter's shard beside that, frozen ones too */
+    double other_bytes; /* of a GPU, at the peak: logits */
+    double live_parameters; /* of the last regions, gathered still when backward begins; DeepSpeed's
+                               stage3_max_live_parameters */
+    size_t n_regions;
+    const plan_region *regions; /* in the order of a forward */
+} plan_job;
+
+static inline double plan_parameters(const plan_region *region) {
+    return region->trainable + region->frozen;
+}
+
+#endif

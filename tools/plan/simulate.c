@@ -1,0 +1,399 @@
+/* simulate.c - builds a step's operations in the program's order, and lets events carry them out.
+ *
+ * Which operations wait for which (the arrows of comm/moves.c, and FSDP2's own):
+ *
+ *     gather k      for the compute that used its slot last: k - 1 - prefetch in this order
+ *     node k        for gather k (FCDP)               store k     for node k
+ *     restore k     for the slot, as a gather         node k      for restore k
+ *     compute k     for gather, node and store k
+ *     reduce k      for the backward of k             optimizer   for all reductions
+ *     next step     for the optimizer
+ *
+ * An agreement is on the compute stream: the host waits in it, and the device has nothing to do.
+ */
+#include "tools/plan/simulate.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tools/plan/moves.h"
+
+typedef enum stream { COMPUTE, INTER, NODE, TO_DEVICE, TO_HOST, DISK, REDUCE, N_STREAMS } stream;
+
+enum { MAX_NEEDS = 4, NONE = -1 };
+
+typedef struct operation {
+    double seconds;
+    int needs[MAX_NEEDS]; /* operations that must have ended; NONE ends the list */
+    uint8_t stream, links;
+    bool jitters; /* its time varies from step to step */
+} operation;
+
+typedef enum phase { FORWARD, BACKWARD, REDUCTION } phase;
+
+/* One step's operations, in the order in which they are enqueued. */
+typedef struct program {
+    const plan_job *job;
+    const plan_cluster *cluster;
+    plan_mode mode;
+    const uint8_t *tiers;
+    const plan_schedule *schedule;
+    operation *operations;
+    int n, capacity;
+    int *computes; /* of this step, in order: the last reader of each slot */
+    int n_computes;
+    int agreed;  /* the last agreement: no gather begins before it */
+    bool failed; /* no memory, or no plan */
+    plan_step sums;
+} program;
+
+static int add(program *p, stream on, double seconds, uint32_t links, const int *needs, int n_needs) {
+    if (p->failed) return NONE;
+    if (p->n == p->capacity) {
+        int capacity = p->capacity ? 2 * p->capacity : 256;
+        operation *more = realloc(p->operations, (size_t)capacity * sizeof *more);
+        if (!more) {
+            p->failed = true;
+            return NONE;
+        }
+        p->operations = more;
+        p->capacity = capacity;
+    }
+    operation *o = &p->operations[p->n];
+    *o = (operation){.seconds = seconds, .stream = (uint8_t)on, .links = (uint8_t)links};
+    int k = 0;
+    for (int i = 0; i < n_needs; i++)
+        if (needs[i] != NONE) o->needs[k++] = needs[i];
+    if (p->schedule->no_overlap && p->n) {
+        o->needs[0] = p->n - 1;
+        k = 1;
+    }
+    for (; k < MAX_NEEDS; k++) o->needs[k] = NONE;
+    for (int link = 0; link < PLAN_N_LINKS; link++)
+        if (links & 1u << link) p->sums.busy_seconds[link] += seconds;
+    return p->n++;
+}
+
+static bool is_empty(const plan_bytes *b) {
+    return b->inter + b->node + b->to_device + b->to_host + b->file <= 0;
+}
+
+/* As long as its slowest leg; hops of a ring come on top. */
+static int add_move(program *p, stream on, phase in, const plan_bytes *b, const int *needs, int n_needs) {
+    if (is_empty(b)) return NONE;
+    const plan_cluster *c = p->cluster;
+    double pcie = plan_copy_rate(c);
+    double bytes[PLAN_N_LINKS] = {b->inter, b->node, b->to_device, b->to_host, b->file};
+    double rates[PLAN_N_LINKS] = {c->inter_rate, c->node_rate, pcie, pcie, c->file_rate};
+    double seconds = 0;
+    uint32_t links = 0;
+    for (int link = 0; link < PLAN_N_LINKS; link++) {
+        if (bytes[link] <= 0) continue;
+        links |= 1u << link;
+        seconds = fmax(seconds, plan_seconds(bytes[link], rates[link]));
+    }
+    seconds += b->inter_hops * (b->inter > 0 ? c->inter_latency_s : 0);
+    seconds += b->node_hops * (b->node > 0 && b->inter <= 0 ? c->node_latency_s : 0);
+    *(in == FORWARD ? &p->sums.forward_inter : &p->sums.backward_inter) += b->inter;
+    if (in == REDUCTION) p->sums.reduce_inter += b->inter;
+    p->sums.to_device += b->to_device;
+    p->sums.to_host += b->to_host;
+    p->sums.file += b->file;
+    return add(p, on, seconds, links, needs, n_needs);
+}
+
+static int add_compute(program *p, double seconds, const int *needs, int n_needs, bool jitters) {
+    int at = add(p, COMPUTE, seconds, 0, needs, n_needs);
+    if (at == NONE) return NONE;
+    p->operations[at].jitters = jitters;
+    p->sums.compute_seconds += seconds;
+    return at;
+}
+
+/* The operation of the compute stream that an unshard waits for: the last that reads the slot which it takes, or
+ * the agreement, whichever is later. NONE: neither. */
+static int slot_reader(const program *p) {
+    int at = p->n_computes - 1 - (int)p->schedule->prefetch;
+    int reader = at >= 0 ? p->computes[at] : NONE;
+    return reader > p->agreed ? reader : p->agreed;
+}
+
+/* FSDP2's and its like: what one unshard gathers, and over which ring. */
+static plan_bytes plain_gather(const program *p, const plan_region *region, phase in) {
+    double bytes = plan_parameters(region) * p->job->parameter_bytes;
+    bool in_node = p->mode == PLAN_HSDP || (p->mode == PLAN_HPZ && in == BACKWARD);
+    return in_node ? plan_node_ring(p->cluster, bytes) : plan_flat_ring(p->cluster, bytes);
+}
+
+static void unshard_plainly(program *p, const plan_region *region, double share, phase in, int needs[3]) {
+    plan_bytes gather = plain_gather(p, region, in);
+    gather.inter *= share;
+    gather.node *= share;
+    int slot = slot_reader(p);
+    needs[0] = add_move(p, INTER, in, &gather, &slot, 1);
+}
+
+/* Restore what is fresh, gather what is stale, store what was gathered. */
+static void unshard_cached(program *p, size_t i, phase in, bool first_use, int needs[3]) {
+    const plan_region *region = &p->job->regions[i];
+    bool stale = in == FORWARD && first_use; /* frozen parameters were gathered before this step */
+    plan_engine_moves moves;
+    if (!plan_engine_moves_make(p->cluster, p->job, region, (plan_tier)p->tiers[i], false, stale, &moves)) {
+        p->failed = true;
+        return;
+    }
+    if (p->schedule->flat_gather && moves.gather.inter > 0) {
+        plan_bytes flat = plan_flat_ring(p->cluster, moves.gather.inter * p->cluster->n_nodes /
+                                                         (p->cluster->n_nodes - 1));
+        moves.gather = flat;
+        moves.node = (plan_bytes){0};
+    }
+    int slot = slot_reader(p), fetched = NONE, restored;
+    if (moves.restore.file > 0) {
+        plan_bytes file = {.file = moves.restore.file};
+        fetched = add_move(p, DISK, in, &file, &slot, 1);
+    }
+    plan_bytes load = {.to_device = moves.restore.to_device};
+    restored = add_move(p, TO_DEVICE, in, &load, (int[]){slot, fetched}, 2);
+    plan_bytes slices = {.node = moves.restore.node, .node_hops = moves.restore.node_hops};
+    int whole = add_move(p, NODE, in, &slices, &restored, 1);
+    if (whole == NONE) whole = restored;
+    int crossed = add_move(p, INTER, in, &moves.gather, (int[]){slot, whole}, 2);
+    int gathered = add_move(p, NODE, in, &moves.node, &crossed, 1);
+    if (gathered == NONE) gathered = crossed;
+    plan_bytes copy = {.to_host = moves.store.to_host}, write = {.file = moves.store.file};
+    int stored = add_move(p, TO_HOST, in, &copy, &gathered, 1);
+    add_move(p, DISK, in, &write, &stored, 1);
+    needs[0] = whole;
+    needs[1] = gathered;
+    needs[2] = stored;
+}
+
+/* The share of a region that is gathered in backward: what is live still is not. */
+static double backward_share(const program *p, size_t i) {
+    double behind = 0, own = plan_parameters(&p->job->regions[i]);
+    for (size_t k = i + 1; k < p->job->n_regions; k++) behind += plan_parameters(&p->job->regions[k]);
+    double live = p->job->live_parameters - behind;
+    return live <= 0 || own <= 0 ? 1 : live >= own ? 0 : 1 - live / own;
+}
+
+static void unshard(program *p, size_t i, phase in, bool first_use, int needs[3]) {
+    const plan_region *region = &p->job->regions[i];
+    needs[0] = needs[1] = needs[2] = NONE;
+    if (in == BACKWARD && (region->stays || p->mode == PLAN_KEEP)) return;
+    if (p->mode != PLAN_FCDP) {
+        if (in == FORWARD && p->mode == PLAN_KEEP && !first_use) return;
+        unshard_plainly(p, region, in == BACKWARD ? backward_share(p, i) : 1, in, needs);
+    } else if (p->tiers[i] != PLAN_GATHERED) {
+        unshard_cached(p, i, in, first_use, needs);
+    } else {
+        unshard_plainly(p, region, 1, in, needs);
+    }
+}
+
+static int reduce(program *p, const plan_region *region) {
+    double bytes = region->trainable * p->job->gradient_bytes;
+    plan_bytes moves = p->mode == PLAN_HSDP ? plan_hsdp_reduction(p->cluster, bytes)
+                                            : plan_flat_ring(p->cluster, bytes);
+    int computed = p->computes[p->n_computes - 1];
+    int at = add_move(p, REDUCE, REDUCTION, &moves, &computed, 1);
+    if (p->mode != PLAN_OFFLOAD || bytes <= 0) return at;
+    plan_bytes shard = {.to_host = bytes / plan_n_gpus(p->cluster)};
+    int copied = add_move(p, TO_HOST, BACKWARD, &shard, (int[]){at, computed}, 2);
+    return copied == NONE ? at : copied;
+}
+
+/* ceil(log2 nodes) rounds of one hop; before a backward the host waits for the shards to be read as well. */
+static void agree(program *p, phase in) {
+    if (p->mode != PLAN_FCDP) return;
+    double rounds = ceil(log2(p->cluster->n_nodes)), all = 0;
+    for (size_t i = 0; i < p->job->n_regions; i++) all += plan_parameters(&p->job->regions[i]);
+    double seconds = rounds * p->cluster->inter_latency_s;
+    double shards = all * p->job->shard_bytes / plan_n_gpus(p->cluster);
+    if (in == BACKWARD) seconds += plan_seconds(shards, p->cluster->memory_rate);
+    p->agreed = add_compute(p, seconds, NULL, 0, false);
+    p->sums.agreement_seconds += seconds;
+}
+
+static void optimize(program *p, const int *last, int n_last) {
+    double state = 0, bytes;
+    for (size_t i = 0; i < p->job->n_regions; i++) state += p->job->regions[i].trainable;
+    bytes = state * (p->job->state_bytes + p->job->gradient_bytes);
+    if (p->mode != PLAN_OFFLOAD) {
+        double shards = p->mode == PLAN_HSDP ? p->cluster->gpus_per_node : plan_n_gpus(p->cluster);
+        add_compute(p, plan_seconds(2 * bytes / shards, p->cluster->memory_rate), last, n_last, false);
+        return;
+    }
+    double seconds = plan_seconds(bytes / p->cluster->n_nodes, p->cluster->cpu_rate);
+    int stepped = add_compute(p, seconds, last, n_last, false);
+    plan_bytes shard = {.to_device = state * p->job->parameter_bytes / plan_n_gpus(p->cluster)};
+    int copied = add_move(p, TO_DEVICE, BACKWARD, &shard, &stepped, 1);
+    add_compute(p, 0, &copied, 1, false);
+}
+
+static void compute(program *p, double flops, const int needs[3]) {
+    int at = add_compute(p, plan_seconds(flops, p->cluster->flops), needs, 3, true);
+    if (at != NONE) p->computes[p->n_computes++] = at;
+}
+
+static void build(program *p) {
+    size_t n = p->job->n_regions;
+    int last[2] = {NONE, NONE}, needs[3];
+    p->agreed = NONE;
+    for (uint32_t m = 0; m < p->schedule->micro_batches; m++) {
+        agree(p, FORWARD);
+        for (size_t i = 0; i < n; i++) {
+            unshard(p, i, FORWARD, m == 0, needs);
+            compute(p, p->job->regions[i].forward_flops, needs);
+        }
+        agree(p, BACKWARD);
+        for (size_t i = n; i-- > 0;) {
+            unshard(p, i, BACKWARD, m == 0, needs);
+            compute(p, p->job->regions[i].backward_flops, needs);
+            if (p->failed) return;
+            int reduced = reduce(p, &p->job->regions[i]);
+            if (reduced != NONE) last[p->operations[reduced].stream == REDUCE] = reduced;
+        }
+    }
+    optimize(p, last, 2);
+}
+
+/* ---- events ---- */
+
+static double random_next(uint64_t *state) { /* splitmix64, as a number of 0 to 1 */
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return ((double)((z ^ z >> 31) >> 11) + 0.5) / 9007199254740992.0;
+}
+
+/* The largest of as many normal numbers as there are ranks: each collective waits for the slowest rank. Of one
+ * uniform number u, by the inverse of the maximum's distribution, in its tail: P(max <= x) = P(x)^ranks. */
+static double slowest(double ranks, uint64_t *state) {
+    double tail = -expm1(log(random_next(state)) / ranks);
+    if (tail >= 0.5) return 0;       /* of few ranks: none is slower than the mean */
+    double t = sqrt(-2 * log(tail)); /* Abramowitz and Stegun 26.2.23 */
+    return t -
+           (2.515517 + t * (0.802853 + t * 0.010328)) / (1 + t * (1.432788 + t * (0.189269 + t * 0.001308)));
+}
+
+typedef struct queue {
+    const int *operations; /* of one stream, in order */
+    int n, at;
+    bool runs;
+    double end, ready;
+} queue;
+
+/* When the operation's needs have ended; negative: one has not. */
+static double ready_at(const operation *o, const double *ends) {
+    double at = 0;
+    for (int i = 0; i < MAX_NEEDS && o->needs[i] != NONE; i++) {
+        if (ends[o->needs[i]] < 0) return -1;
+        at = fmax(at, ends[o->needs[i]]);
+    }
+    return at;
+}
+
+/* Starts what can start at `now`: heads of streams, those that became ready first before others. One that waits
+ * for a link keeps later ones off its links. Returns whether any started. */
+static bool start_ready(queue *queues, const operation *all, const double *ends, double now, double stretch,
+                        uint32_t *held) {
+    int order[N_STREAMS], n = 0;
+    for (int s = 0; s < N_STREAMS; s++) {
+        queue *q = &queues[s];
+        if (q->runs || q->at == q->n) continue;
+        double ready = ready_at(&all[q->operations[q->at]], ends);
+        if (ready < 0) continue;
+        q->ready = fmax(ready, q->end);
+        int k = n++;
+        for (; k > 0 && queues[order[k - 1]].ready > q->ready; k--) order[k] = order[k - 1];
+        order[k] = s;
+    }
+    uint32_t busy = *held;
+    bool any = false;
+    for (int k = 0; k < n; k++) {
+        queue *q = &queues[order[k]];
+        const operation *o = &all[q->operations[q->at]];
+        if (!(o->links & busy)) {
+            q->runs = true;
+            q->end = now + o->seconds * (o->jitters ? stretch : 1);
+            *held |= o->links;
+            any = true;
+        }
+        busy |= o->links;
+    }
+    return any;
+}
+
+/* Seconds from the first operation's start to the last one's end. */
+static double carry_out(const program *p, queue *queues, double *ends, double stretch) {
+    double now = 0;
+    uint32_t held = 0;
+    for (int i = 0; i < p->n; i++) ends[i] = -1;
+    for (int s = 0; s < N_STREAMS; s++) {
+        queues[s].at = 0;
+        queues[s].runs = false;
+        queues[s].end = 0;
+    }
+    for (;;) {
+        start_ready(queues, p->operations, ends, now, stretch, &held);
+        double next = INFINITY;
+        for (int s = 0; s < N_STREAMS; s++)
+            if (queues[s].runs && queues[s].end < next) next = queues[s].end;
+        if (isinf(next)) return now;
+        now = next;
+        for (int s = 0; s < N_STREAMS; s++) {
+            queue *q = &queues[s];
+            if (!q->runs || q->end > now) continue;
+            int o = q->operations[q->at++];
+            q->runs = false;
+            ends[o] = now;
+            held &= ~(uint32_t)p->operations[o].links;
+        }
+    }
+}
+
+/* The streams' operations, in `room` for p->n numbers. */
+static void sort_by_stream(const program *p, queue *queues, int *room) {
+    int n = 0;
+    for (int s = 0; s < N_STREAMS; s++) {
+        queues[s] = (queue){.operations = room + n};
+        for (int i = 0; i < p->n; i++)
+            if (p->operations[i].stream == s) room[n++] = i;
+        queues[s].n = (int)(room + n - queues[s].operations);
+    }
+}
+
+bool plan_simulate(const plan_job *job, const plan_cluster *cluster, plan_mode mode, const uint8_t *tiers,
+                   const plan_schedule *schedule, plan_step *step_out) {
+    program p = {.job = job, .cluster = cluster, .mode = mode, .tiers = tiers, .schedule = schedule};
+    queue queues[N_STREAMS];
+    double *ends = NULL, seconds = 0;
+    int *room = NULL;
+    uint64_t state = schedule->seed;
+    p.computes = calloc(schedule->micro_batches * 2 * job->n_regions + 1, sizeof *p.computes);
+    p.failed = !p.computes;
+    if (!p.failed) build(&p);
+    if (!p.failed) {
+        ends = malloc((size_t)p.n * sizeof *ends);
+        room = malloc((size_t)p.n * sizeof *room);
+    }
+    bool is_good = ends && room;
+    if (is_good) sort_by_stream(&p, queues, room);
+    for (uint32_t k = 0; is_good && k < schedule->n_steps; k++) {
+        double stretch = 1;
+        if (schedule->jitter > 0) stretch += schedule->jitter * slowest(plan_n_gpus(cluster), &state);
+        seconds += carry_out(&p, queues, ends, stretch);
+    }
+    if (is_good) {
+        *step_out = p.sums;
+        step_out->seconds = seconds / schedule->n_steps;
+        step_out->n_operations = p.n;
+    }
+    free(p.operations);
+    free(p.computes);
+    free(ends);
+    free(room);
+    return is_good;
+}
