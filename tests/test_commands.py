@@ -127,7 +127,7 @@ DOCTOR = {
     ("--help",): (0, ["usage: fcdp-doctor", "--options", "exit status"]),
 }
 HELP = {"-h", "--help"}
-# Of fcdp-plan: tests/plan/test_cli.py gives each of them.
+# Of fcdp-plan.
 SHAPE = {
     *("--config", "--layers", "--hidden", "--heads", "--vocab", "--sequence"),
     *("--lora-rank", "--recompute", "--scores", "--dtype"),
@@ -136,6 +136,7 @@ CLUSTER = {
     *("--cluster", "--nodes", "--gpus", "--link", "--latency", "--gpu-memory", "--host-memory"),
     *("--pcie", "--node-link", "--disk", "--teraflops"),
 }
+SCHEDULE = {"--prefetch", "--micro-batches", "--jitter"}
 OPTIONS = {
     "fcdp-doctor": {
         *HELP,
@@ -153,6 +154,10 @@ OPTIONS = {
     "fcdp-memtrace check": {*HELP, "--max-stall", "--max-peak", "--max-inter", "--skip-steps", "--json"},
     "fcdp-plan": {*HELP, "--version"},
     "fcdp-plan batch": {*HELP, *SHAPE, *CLUSTER, "--json"},
+    "fcdp-plan describe": {*HELP, *SHAPE, "--batch", "-o", "--output", "--schema"},
+    "fcdp-plan compare": {*HELP, *CLUSTER, *SCHEDULE, "--over", "--json", "--svg", "--html"},
+    "fcdp-plan search": {*HELP, *CLUSTER, *SCHEDULE, "--device-budget", "--batches", "--json"},
+    "fcdp-plan paper": {*HELP, "--json"},
     "fcdp-lab": {
         "-h",
         "--help",
@@ -201,6 +206,11 @@ WRONG = {
         (["buy"], "invalid choice: 'buy'"),
         (["batch", "--nodes", "0"], "'0' is no whole number that is 1 or larger"),
         (["batch", "--dtype", "int8"], "invalid choice: 'int8'"),
+        (["compare"], "required: PROFILE"),
+        (["compare", "x", "--over", "time"], "invalid choice: 'time'"),
+        (["search", "x", "--prefetch", "9"], "invalid choice: 9"),
+        (["search", "x", "--device-budget", "much"], "much: expected bytes"),
+        (["compare", "x", "--jitter", "-1"], "'-1' is no number of percent"),
     ],
     "fcdp-doctor": [
         (["--optoins"], "unrecognized arguments: --optoins"),
@@ -505,13 +515,52 @@ def test_memtrace_on_a_recorded_job(trace, tmp_path):
 
 # ---- fcdp-plan ----
 
-GPT = "--layers 40 --hidden 4800 --heads 40 --vocab 50257".split()
+GPT = "--layers 40 --hidden 4800 --heads 40 --vocab 50257"
 
 
-def test_the_planner_prints_the_largest_batches():
-    done = command("fcdp-plan", "batch", *GPT, "--cluster", "a40", "--nodes", "2", "--json")
-    assert done.returncode == 0 and not done.stderr, done.stderr
-    assert json.loads(done.stdout) == {"ZeRO-3": 256, "ZeRO++": 128, "FCDP": 256}
+def plan_runs(folder):
+    """Of each subcommand: arguments, and what they must show. tests/plan/test_cli.py looks at the figures."""
+    profile, config, out = folder / "gpt.json", folder / "config.json", folder / "out"
+    config.write_text(json.dumps({"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100, "model_type": "gpt2"}))
+    shape = f"{GPT} --sequence 256 --lora-rank 4 --recompute --scores --dtype float32"
+    cluster = (
+        "--cluster h100 --nodes 4 --gpus 4 --link 25gbit --latency 80us --gpu-memory 80GB --host-memory 1TB "
+        "--pcie 50gbyte --node-link 300gbyte --disk 5gbyte --teraflops 300"
+    )
+    schedule = "--prefetch 2 --micro-batches 2 --jitter 1"
+    return {
+        "batch": [
+            (f"{GPT} --cluster a40 --nodes 2 --json", '{"ZeRO-3": 256, "ZeRO++": 128, "FCDP": 256}\n'),
+            (f"{shape} {cluster}", "16 GPUs"),
+            (f"--config {config}", "FSDP2"),
+        ],
+        "describe": [
+            (f"{GPT} --batch 8 -o {profile}", ""),
+            (f"{shape} --output {out}", ""),
+            (f"--config {config}", '"embedding"'),
+            ("--schema", "json-schema.org"),
+        ],
+        "compare": [
+            (f"{profile} {cluster} {schedule} --over batch", "FCDP device"),
+            (f"{profile} --json --svg {out}.svg --html {out}.html", '"FSDP2"'),
+        ],
+        "search": [
+            (f"{profile} {cluster} {schedule} --device-budget 4GB", "fixed setting"),
+            (f"{profile} --batches --json", '"tiers"'),
+        ],
+        "paper": [("", "of 64 cells agree"), ("--json", "[")],
+    }
+
+
+def test_the_planner_with_every_option(tmp_path):
+    runs = plan_runs(tmp_path)
+    assert {f"fcdp-plan {name}" for name in runs} == {name for name in OPTIONS if name.startswith("fcdp-plan ")}
+    for subcommand, cases in runs.items():
+        for arguments, said in cases:
+            done = command("fcdp-plan", subcommand, *arguments.split())
+            assert done.returncode == 0 and said in done.stdout, (subcommand, arguments, done.stdout, done.stderr)
+        given = {word for arguments, _ in cases for word in arguments.split()}
+        assert OPTIONS[f"fcdp-plan {subcommand}"] - HELP <= given, subcommand
 
 
 # ---- the documents ----

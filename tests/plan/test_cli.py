@@ -3,6 +3,8 @@
 import contextlib
 import io
 import json
+import re
+import xml.etree.ElementTree
 
 import pytest
 
@@ -59,6 +61,45 @@ def test_all_modes_in_a_table():
     assert "FCDP" not in plan(f"batch {MODELS['10B']} --nodes 1")
 
 
+# ---- the papers ----
+
+
+@pytest.fixture(scope="module")
+def cells():
+    return json.loads(plan("paper --json"))
+
+
+def test_bytes_are_the_paper_s_without_a_fitted_constant(cells):
+    for table, rows in (("Table III, seconds", "Ethernet"), ("Table VII", "ward")):
+        of = [c for c in cells if c["table"].startswith(table) and rows in c["name"] and c["paper"] >= 1]
+        assert len(of) >= 2
+        for cell in of:
+            assert abs(cell["error"]) <= 0.03, cell
+
+
+def test_the_speeds_of_full_training_are_the_paper_s(cells):
+    of = [c for c in cells if c["table"].startswith("Speed-ups") and c["name"].startswith("FCDP over")]
+    assert len(of) == 3
+    for cell in of:
+        assert abs(cell["error"]) <= 0.10, cell
+
+
+def test_every_cell_that_disagrees_has_a_reason(cells):
+    wrong = [c for c in cells if not c["agrees"]]
+    assert wrong and all(c["reason"] for c in wrong), [c["name"] for c in wrong if not c["reason"]]
+    assert not [c for c in wrong if "largest batch" in c["table"].split(",")[-1]]
+
+
+# ---- describe, compare, search ----
+
+
+@pytest.fixture(scope="module")
+def gpt(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plan") / "gpt.json"
+    plan(f"describe {MODELS['10B']} --batch 8", "-o", path)
+    return path
+
+
 LLAMA = {
     "model_type": "llama",
     "num_hidden_layers": 32,
@@ -95,3 +136,123 @@ def test_a_wrong_description_is_named(tmp_path, monkeypatch, options, said):
     (tmp_path / "wrong.json").write_text('{"gpus": 3}')
     shape = "" if options.startswith(("--layers", "--config")) else MODELS["10B"]
     assert said in plan("batch", shape, options, status=1)
+
+
+def test_a_config_of_hugging_face_has_its_parameters(tmp_path):
+    """Llama 3 8B: 8.03 G, as its card says."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    made = json.loads(plan("describe --config", path))
+    assert sum(r["trainable"] for r in made["regions"]) == 8_030_261_248
+    adapters = json.loads(plan("describe --lora-rank 8 --config", path))
+    assert sum(r["frozen"] for r in adapters["regions"]) == 8_030_261_248
+    # of q and o: 4096 to 4096; of k and v: 4096 to 1024
+    assert sum(r["trainable"] for r in adapters["regions"]) == 32 * 8 * (2 * 8192 + 2 * 5120)
+
+
+def test_a_profile_is_what_its_schema_says(gpt):
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(json.loads(gpt.read_text()), json.loads(plan("describe --schema")))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema": "other/1"}, "the profile.schema is 'other/1'"),
+        ({"regions": []}, "the profile.regions is empty"),
+        ({"batch": "8"}, "the profile.batch is no number"),
+        ({"more": 1}, "the profile has more, which is unknown"),
+        ({"costs": {}}, "the profile.costs has no parameter_bytes"),
+        ({"regions": [{"name": "a", "trainable": -1}]}, "the profile.regions[0] has no frozen"),
+        ({"batch": 0}, "the profile.batch is 0: 1 or larger"),
+    ],
+)
+def test_a_wrong_profile_is_named(gpt, tmp_path, change, said):
+    path = tmp_path / "wrong.json"
+    path.write_text(json.dumps(json.loads(gpt.read_text()) | change))
+    for command in ("compare", "search"):
+        assert said in plan(command, path, status=1)
+    path.write_text("{")
+    assert "is no JSON" in plan("compare", path, status=1)
+
+
+def compared(gpt, options=""):
+    return json.loads(plan("compare", gpt, "--json", options))
+
+
+def test_modes_compare_as_their_bytes_do(gpt):
+    """Where the link is slow, step times are those of the bytes."""
+    document = compared(gpt, "--link 1gbit --over nodes")
+    modes = document["modes"]
+    sent = {name: one["step"]["forward_inter"] + one["step"]["backward_inter"] for name, one in modes.items()}
+    assert sent["HSDP"] < sent["FCDP"] < sent["FSDP2 hpZ"] < sent["FSDP2"]
+    for name in sent:
+        ratio = modes[name]["step"]["seconds"] / modes["FSDP2"]["step"]["seconds"]
+        assert ratio == pytest.approx(sent[name] / sent["FSDP2"], rel=0.03), name
+    assert modes["FCDP"]["memory"]["host"] == pytest.approx(22.6e9, rel=0.01)
+    assert modes["FCDP"]["memory"]["total"] == modes["FSDP2"]["memory"]["total"] < modes["HSDP"]["memory"]["total"]
+    assert [point["at"] for point in document["over"]["nodes"]] == [2**k for k in range(1, 11)]
+
+
+def test_a_profile_without_a_shape_is_scaled(gpt, tmp_path):
+    bare = json.loads(gpt.read_text())
+    del bare["shape"]
+    path = tmp_path / "bare.json"
+    path.write_text(json.dumps(bare))
+    of = [compared(which, "--over batch")["over"]["batch"] for which in (gpt, path)]
+    for one, other in zip(*of):
+        assert one["modes"]["FCDP"]["step"] == pytest.approx(other["modes"]["FCDP"]["step"])
+
+
+def test_the_picture_and_the_page(gpt, tmp_path):
+    pytest.importorskip("matplotlib")
+    svg, page = tmp_path / "x.svg", tmp_path / "x.html"
+    plan("compare", gpt, "--svg", svg, "--html", page)
+    text = "".join(xml.etree.ElementTree.parse(svg).getroot().itertext())
+    assert all(word in text for word in ("HSDP", "Step time over nodes", "Throughput"))
+    assert "<svg" in page.read_text() and not re.search(r"(src|href)=.?http", page.read_text())
+
+
+def found(gpt, *options):
+    return json.loads(plan("search", gpt, "--json", *options))
+
+
+def test_a_plan_is_at_least_as_fast_as_fixed_settings(gpt):
+    for options in (
+        "--link 1gbit",
+        "--link unlimited",
+        "--pcie 3gbyte",
+        "--link unlimited --node-link 5gbyte --disk 2gbyte",
+    ):
+        document = found(gpt, options)
+        fixed = {
+            name: one["seconds"] for name, one in document["fixed"].items() if name.startswith("FCDP") and one["fits"]
+        }
+        assert document["step"]["seconds"] <= min(fixed.values()) * (1 + 1e-9), (options, fixed)
+        assert document["search"]["is_exact"] and document["memory"]["fits"]
+
+
+def test_memory_that_is_left_keeps_regions(gpt):
+    """Where copies are slow, as many layers are kept as fit, of 553 MB each."""
+    document = found(gpt, "--link 100gbit --pcie 100mbyte --device-budget 6GB")
+    assert document["tiers"].count("on the device") >= 10
+    assert document["memory"]["cache"] <= 6e9
+    assert document["buys"]["1 GB more on each GPU"] < document["step"]["seconds"]
+
+
+def test_less_host_memory_than_parameters(gpt):
+    document = found(gpt, "--host-memory 10GB")
+    assert document["memory"]["host"] <= 10e9 and "host memory, by slice" in document["tiers"] + [
+        "host memory, by slice"
+    ]
+    assert {"on the device", "gathered again"} & {*document["tiers"]}
+
+
+def test_the_batch_with_the_most_samples(gpt):
+    document = found(gpt, "--batches")
+    assert document["batch"] == 16  # Table V: the largest that fits
+
+
+def test_what_does_not_fit_is_said(gpt):
+    assert "more than a GPU has" in plan("search", gpt, "--gpu-memory 16GB", status=1)
+    assert "two nodes or more" in plan("search", gpt, "--nodes 1", status=1)

@@ -369,7 +369,43 @@ static PyObject *search_tiers(PyObject *self, PyObject *args) {
     return result;
 }
 
+/* A choice from (seconds, device_bytes, host_bytes). */
+static bool take_choice(PyObject *tuple, plan_choice *choice) {
+    return PyArg_ParseTuple(tuple, "ddd", &choice->seconds, &choice->device_bytes, &choice->host_bytes);
+}
+
+/* search([[(seconds, device_bytes, host_bytes)]], device_budget, host_budget, max_states) -> (bytes, dict) */
+static PyObject *search(PyObject *self, PyObject *args) {
+    PyObject *rows, *result = NULL;
+    double device, host;
+    Py_ssize_t max_states;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "O!ddn:search", &PyList_Type, &rows, &device, &host, &max_states))
+        return NULL;
+    Py_ssize_t n = PyList_Size(rows), n_choices = n ? PyObject_Size(PyList_GetItem(rows, 0)) : 0;
+    if (n_choices < 1 || n_choices > UINT8_MAX || max_states < 1)
+        return PyErr_Format(PyExc_ValueError, "1 to 255 choices of each region, and room for a state");
+    plan_choice *choices = calloc((size_t)(n * n_choices), sizeof *choices);
+    if (!choices) return PyErr_NoMemory();
+    bool is_good = true;
+    for (Py_ssize_t i = 0; is_good && i < n * n_choices; i++) {
+        PyObject *row = PyList_GetItem(rows, i / n_choices);
+        if (!PyList_Check(row) || PyList_Size(row) != n_choices) {
+            PyErr_SetString(PyExc_ValueError, "each region has as many choices as the others");
+            is_good = false;
+        } else {
+            is_good = take_choice(PyList_GetItem(row, i % n_choices), &choices[i]);
+        }
+    }
+    if (is_good)
+        result = search_choices(choices, (size_t)n, (size_t)n_choices, device, host, (size_t)max_states);
+    free(choices);
+    return result;
+}
+
 static PyMethodDef methods[] = {
+    {"search", search, METH_VARARGS,
+     "search(choices, device_bytes, host_bytes, max_states) -> (chosen, dict)"},
     {"describe", describe, METH_VARARGS, "describe(shape, batch, constants, costs) -> (costs, regions)"},
     {"memory", memory, METH_VARARGS,
      "memory(costs, regions, cluster, mode, tiers, constants) -> dict of bytes"},

@@ -29,8 +29,9 @@ void plan_shape_describe(const plan_shape *shape, double batch, const plan_const
     layer l = layer_of(shape);
     double attention = 4 * shape->sequence * shape->heads * shape->head_size * tokens;
     double forward = 2 * (l.weights + l.adapters) * tokens + attention;
-    double whole = constants->activation_bytes * tokens * h;
-    if (shape->scores) whole += SCORE_BYTES * shape->heads * shape->sequence * tokens;
+    double width = job_inout->parameter_bytes / 2; /* the constants are those of 16-bit numbers */
+    double whole = constants->activation_bytes * width * tokens * h;
+    if (shape->scores) whole += SCORE_BYTES * width * shape->heads * shape->sequence * tokens;
     size_t n = plan_shape_n_regions(shape);
     memset(regions_out, 0, n * sizeof *regions_out);
     for (size_t i = 0; i < n; i++) {
@@ -53,7 +54,7 @@ void plan_shape_describe(const plan_shape *shape, double batch, const plan_const
                            .stays = edge};
         if (!edge && shape->recompute) {
             r->backward_flops += forward;
-            r->activation_bytes = CHECKPOINT_BYTES * tokens * h;
+            r->activation_bytes = CHECKPOINT_BYTES * width * tokens * h;
         }
     }
     job_inout->n_regions = n;

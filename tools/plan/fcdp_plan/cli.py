@@ -14,7 +14,7 @@ import sys
 import fcdp
 from fcdp_plan.failure import Error
 
-COMMANDS = ("batch",)
+COMMANDS = ("batch", "describe", "compare", "search", "paper")
 EPILOG = """\
 examples:
   fcdp-plan batch --layers 40 --hidden 4800 --heads 40 --cluster a40 --nodes 2

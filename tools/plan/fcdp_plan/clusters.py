@@ -27,8 +27,8 @@ OTHERS = {"gpus_per_node", "teraflops", "link", "links", "mtu"}
 INSIDE, OUTSIDE = 40, 38
 
 BUILT_IN = {
-    # The FCDP paper's: eight A40 a node, NVLink in pairs, else PCIe 4.0. Measured in its Table III: what PCIe gives, and
-    # InfiniBand's two ways; Ethernet is described. Half of the GPU's 149.7 TFLOPS in float16 are reached.
+    # The FCDP paper's: eight A40 a node. Measured in its Table III: what PCIe 4.0 gives, and InfiniBand's two ways.
+    # Ethernet is described; NVLink is its Table II's. Half of the GPU's 149.7 TFLOPS in float16 are reached.
     "a40": {
         "gpus_per_node": 8,
         "gpu_memory": "46068MiB",
@@ -37,7 +37,7 @@ BUILT_IN = {
         "memory_rate": "696gbyte",
         "pcie": "26.1gbyte",
         "host_rate": "200gbyte",
-        "node_link": "26.1gbyte",
+        "node_link": "200gbyte",
         "disk": "0gbyte",
         "optimizer_on_cpus": "100gbyte",
         "node_latency": "20us",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+
+from fcdp_memtrace.arguments import at_least, within
 from fcdp_plan import _plan
 
 # name -> mode, tier of FCDP's regions
@@ -43,6 +46,30 @@ SCHEDULE = {
     "jitter": 0,
     "seed": 1,
 }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the schedule."""
+    parser.add_argument(
+        "--prefetch", type=int, choices=range(9), default=1, metavar="N", help="groups ahead, 0 to 8 (default 1)"
+    )
+    parser.add_argument(
+        "--micro-batches", type=at_least(1), default=1, metavar="N", help="per optimizer step; default 1"
+    )
+    parser.add_argument(
+        "--jitter",
+        type=within(0, 100, "percent"),
+        default=0.0,
+        metavar="PERCENT",
+        help="of a rank's computing time, from step to step: a step waits for the slowest rank",
+    )
+
+
+def schedule_of(args: argparse.Namespace) -> dict:
+    """With enough steps for a mean, where they differ."""
+    steps = 200 if args.jitter else 1
+    given = {"prefetch": args.prefetch, "micro_batches": args.micro_batches}
+    return SCHEDULE | given | {"jitter": args.jitter / 100, "n_steps": steps}
 
 
 def is_served(name: str, cluster: dict) -> bool:

@@ -1,0 +1,148 @@
+"""fcdp-plan search: the tier of each region."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from fcdp_memtrace.units import human, size, table
+from fcdp_plan import _plan, clusters, modes, profile, shapes
+from fcdp_plan.compare import seconds, title
+from fcdp_plan.failure import Error
+
+ABOUT = """\
+Find the best tier of each region within the memory of a GPU and of a node.
+
+Each region is kept on the device, restored by slice or whole, read from a file, or gathered again. The search is exact for
+the sum of what holds up a pipeline that fetches one region ahead; where that would take too long, a bound says how far from
+the best the answer can be. What is found is simulated beside the fixed settings, and so is what another GB and another
+Gbit/s would buy. --batches finds the batch size as well.
+"""
+STATES = 1 << 13
+UNLIMITED = 1e30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("profile", metavar="PROFILE", help="from fcdp-plan describe")
+    clusters.add_arguments(parser)
+    modes.add_arguments(parser)
+    parser.add_argument(
+        "--device-budget", type=size, metavar="SIZE", help="for kept regions; default: what the job leaves"
+    )
+    parser.add_argument("--batches", action="store_true", help="try other batch sizes; the most samples per second win")
+    parser.add_argument("--json", action="store_true", help="the plan as JSON, on one line")
+
+
+def left_on_device(job: dict, regions: list[dict], cluster: dict) -> float:
+    """Bytes of a GPU that FCDP does not need when it keeps nothing there."""
+    memory = modes.memory("FCDP", job["costs"], regions, cluster, shapes.CONSTANTS)
+    return memory["limit"] - memory["total"]
+
+
+def plan(job: dict, cluster: dict, schedule: dict, budget: float) -> dict | None:
+    """The best of what the search finds and of one tier for all, by the simulation; None: nothing fits."""
+    regions = profile.regions_of(job)
+    host = cluster["host_memory_bytes"] or UNLIMITED
+    tiers, found = _plan.search_tiers(job["costs"], regions, cluster, budget, host, STATES)
+    if not found["fits"]:
+        return None
+    candidates = [tiers] + [bytes([tier] * len(regions)) for tier in modes.TIERS]
+    best = None
+    for candidate in candidates:
+        memory = modes.memory("FCDP", job["costs"], regions, cluster, shapes.CONSTANTS, candidate)
+        no_disk = _plan.IN_FILE in candidate and cluster["file_rate"] <= 0
+        if memory["cache"] > budget or no_disk or (cluster["host_memory_bytes"] and memory["host"] > host):
+            continue
+        step = modes.simulate("FCDP", job["costs"], regions, cluster, candidate, **schedule)
+        if best is None or step["seconds"] < best["step"]["seconds"]:
+            best = {"tiers": list(candidate), "step": step, "memory": memory, "search": found}
+    return best
+
+
+def what_more_buys(job: dict, description: dict, args: argparse.Namespace, schedule: dict, budget: float) -> list:
+    """(what, seconds of a step) with one more GB, and a faster link."""
+    cluster = clusters.numbers(description, args.nodes)
+    rows = []
+    more = plan(job, cluster, schedule, budget + 1e9)
+    if more:
+        rows.append(("1 GB more on each GPU", more["step"]["seconds"]))
+    if cluster["inter_rate"]:
+        faster = plan(job, cluster | {"inter_rate": cluster["inter_rate"] + 1.25e8}, schedule, budget)
+        if faster:
+            rows.append(("1 Gbit/s more between nodes", faster["step"]["seconds"]))
+    return rows
+
+
+def choose(job: dict, cluster: dict, schedule: dict, args: argparse.Namespace) -> tuple[dict, dict | None, float]:
+    """The job at the batch that gives most samples per second, its plan, and the budget that it has."""
+    best: tuple[dict, dict | None, float] = (job, None, 0.0)
+    most = 0.0
+    for batch in [2**k for k in range(10)] if args.batches else [job["batch"]]:
+        there = profile.at_batch(job, batch) if args.batches else job
+        room = left_on_device(there, profile.regions_of(there), cluster)
+        if room < 0:
+            if args.batches:
+                break
+            raise Error(
+                f"the job takes {human(-room)} more than a GPU has, with nothing kept: fcdp-plan batch says what fits"
+            )
+        budget = room if args.device_budget is None else min(room, args.device_budget)
+        found = plan(there, cluster, schedule, budget)
+        if found and batch / found["step"]["seconds"] > most:
+            most = batch / found["step"]["seconds"]
+            best = (there, found, budget)
+    return best
+
+
+def binds(job: dict, found: dict, cluster: dict) -> str:
+    """The resource that is busy for most of the step."""
+    step = found["step"]
+    names = {
+        "compute_seconds": "computing",
+        "inter_seconds": "the links between nodes",
+        "node_seconds": "the links within a node",
+        "to_device_seconds": "copies to the device",
+        "to_host_seconds": "copies to the host",
+        "file_seconds": "the disk",
+    }
+    most = max(names, key=lambda key: step[key])
+    return f"{names[most]} ({100 * step[most] / step['seconds']:.0f} % of the step)"
+
+
+def run(args: argparse.Namespace) -> int:
+    job, schedule = profile.read(args.profile), modes.schedule_of(args)
+    description = clusters.described(args)
+    cluster = clusters.numbers(description, args.nodes)
+    if cluster["n_nodes"] < 2:
+        raise Error("FCDP serves jobs on two nodes or more: --nodes 2")
+    job, found, budget = choose(job, cluster, schedule, args)
+    if not found:
+        raise Error("no plan fits into the device's and the host's memory: fcdp-plan batch says what does")
+    fixed = {}
+    for name in modes.MODES:
+        if modes.is_served(name, cluster):
+            regions = profile.regions_of(job)
+            memory = modes.memory(name, job["costs"], regions, cluster, shapes.CONSTANTS)
+            step = modes.simulate(name, job["costs"], regions, cluster, **schedule)
+            fixed[name] = {"seconds": step["seconds"], "fits": memory["fits"]}
+    buys = what_more_buys(job, description, args, schedule, budget)
+    if args.json:
+        document = {"batch": job["batch"], "device_budget_bytes": budget, **found, "fixed": fixed, "buys": dict(buys)}
+        document["tiers"] = [modes.TIERS[tier] for tier in found["tiers"]]
+        print(json.dumps(document))
+        return 0
+    print(title(job, cluster))
+    step, exact = found["step"], found["search"]
+    print(f"plan: {seconds(step['seconds'])} a step, with {human(budget)} of each GPU for kept regions")
+    for tier, name in modes.TIERS.items():
+        which = [region["name"] for region, one in zip(job["regions"], found["tiers"]) if one == tier]
+        if which:
+            print(f"  {name}: {len(which)} regions, {which[0]}" + (f" to {which[-1]}" if len(which) > 1 else ""))
+    gap = exact["seconds"] / exact["bound"] - 1 if exact["bound"] > 0 else 0
+    print("  exact" if exact["is_exact"] else f"  within {100 * gap:.2g} % of the best", "for what the search adds up")
+    print(f"  most of the step is busy: {binds(job, found, cluster)}")
+    for what, value in buys:
+        print(f"  {what}: {seconds(value)} a step")
+    rows = [[name, seconds(one["seconds"]), "" if one["fits"] else "does not fit"] for name, one in fixed.items()]
+    print(table(["fixed setting", "step", ""], rows))
+    return 0
