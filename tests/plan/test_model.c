@@ -52,6 +52,7 @@ static plan_step step_of(const plan_job *job, const plan_cluster *cluster, plan_
     memset(tiers, tier, sizeof tiers);
     if (!schedule.n_steps) schedule.n_steps = 1;
     if (!schedule.micro_batches) schedule.micro_batches = 1;
+    if (schedule.reduce_times <= 0) schedule.reduce_times = 1;
     assert_true(plan_simulate(job, cluster, mode, tiers, &schedule, &step));
     return step;
 }
@@ -204,7 +205,8 @@ static void many_steps_take_seconds(void **state) {
     plan_region regions[102];
     uint8_t tiers[102];
     plan_cluster c = a_cluster();
-    plan_schedule schedule = {.prefetch = 1, .n_steps = 1000, .micro_batches = 1, .jitter = 0.01};
+    plan_schedule schedule = {
+        .prefetch = 1, .n_steps = 1000, .micro_batches = 1, .reduce_times = 1, .jitter = 0.01};
     plan_step step;
     c.n_nodes = 1000;
     memset(tiers, PLAN_BY_SLICE, sizeof tiers);

@@ -196,6 +196,8 @@ static int reduce(program *p, const plan_region *region) {
     double bytes = region->trainable * p->job->gradient_bytes;
     plan_bytes moves = p->mode == PLAN_HSDP ? plan_hsdp_reduction(p->cluster, bytes)
                                             : plan_flat_ring(p->cluster, bytes);
+    if (p->mode != PLAN_HSDP)
+        moves.inter *= p->schedule->reduce_times, moves.node *= p->schedule->reduce_times;
     int computed = p->computes[p->n_computes - 1];
     int at = add_move(p, REDUCE, REDUCTION, &moves, &computed, 1);
     if (p->mode != PLAN_OFFLOAD || bytes <= 0) return at;

@@ -26,6 +26,7 @@ typedef struct plan_schedule {
     uint32_t micro_batches; /* forwards and backwards per optimizer step; each reduces its gradients */
     bool no_overlap;        /* operations one behind the other, as without streams */
     bool flat_gather;       /* FCDP's gather in one ring of all ranks, as the paper has it */
+    double reduce_times;    /* a reduce-scatter's bytes, in those of a ring: 1; gloo's: 2 */
     double jitter;          /* of the computing time of a step: its standard deviation, as a share of it */
     uint32_t seed;
 } plan_schedule;

@@ -37,12 +37,15 @@ TIERS = {
     _plan.IN_FILE: "in a file",
     _plan.GATHERED: "gathered again",
 }
+# A reduce-scatter's bytes, in those of a ring: gloo sends twice as many.
+REDUCE_TIMES = {"nccl": 1, "gloo": 2}
 SCHEDULE = {
     "prefetch": 1,
     "n_steps": 1,
     "micro_batches": 1,
     "no_overlap": False,
     "flat_gather": False,
+    "reduce_times": 1,
     "jitter": 0,
     "seed": 1,
 }
@@ -63,12 +66,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         help="of a rank's computing time, from step to step: a step waits for the slowest rank",
     )
+    parser.add_argument(
+        "--transport", choices=REDUCE_TIMES, default="nccl", help="what carries reductions (default nccl)"
+    )
+    parser.add_argument("--no-overlap", action="store_true", help="nothing runs beside compute, as on CPUs")
 
 
 def schedule_of(args: argparse.Namespace) -> dict:
     """With enough steps for a mean, where they differ."""
     steps = 200 if args.jitter else 1
     given = {"prefetch": args.prefetch, "micro_batches": args.micro_batches}
+    given |= {"reduce_times": REDUCE_TIMES[args.transport], "no_overlap": args.no_overlap}
     return SCHEDULE | given | {"jitter": args.jitter / 100, "n_steps": steps}
 
 
