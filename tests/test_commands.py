@@ -729,7 +729,22 @@ def is_shown_to_the_lab(folder, line):
     assert done.returncode == 2 and "no such script: nowhere/" in done.stderr, done.stderr
 
 
+def plans(folder, line):
+    """Behind the line that describes the model."""
+    describes = next(line for line in shell_lines() if line.startswith("fcdp-plan describe"))
+    for each in dict.fromkeys([describes, line]):
+        done = run("bash", "-c", each, cwd=folder)
+        assert done.returncode == 0 and not done.stderr, done.stderr
+
+
 SHELL = {
+    "fcdp-plan batch --layers 40 --hidden 4800 --heads 40 --vocab 50257 --cluster a40 --nodes 2": plans,
+    "fcdp-plan describe --layers 40 --hidden 4800 --heads 40 --batch 8 -o gpt.json": plans,
+    "fcdp-plan compare gpt.json --link 25gbit --gpus 8 --nodes 2": plans,
+    "fcdp-plan compare gpt.json --link 25gbit --over nodes": plans,
+    "fcdp-plan compare gpt.json --link 25gbit --svg modes.svg --html modes.html": plans,
+    "fcdp-plan search gpt.json --link 25gbit": plans,
+    "fcdp-plan paper": plans,
     "fcdp-memtrace serve": serves,
     "so=$(python -c 'from fcdp import _fcdp; print(_fcdp.__file__)')": is_not_tried,
     'bpftrace -l "usdt:$so:fcdp:*"': is_for_bpftrace,
