@@ -142,6 +142,7 @@ OPTIONS = {
         *HELP,
         *("--version", "--options", "--json", "--nodes", "--ranks", "--steps", "--timeout"),
         *("--cache", "--clear"),  # tests/torch_plugin/test_cache.py
+        *("--link", "--gpus", "--cluster", "--compute"),
     },
     "fcdp-memtrace": {*HELP, "--version"},
     "fcdp-memtrace top": {*HELP, "--json", "--pid", "--interval"},
@@ -222,6 +223,8 @@ WRONG = {
         (["--timeout", "soon", "train.py"], "invalid float value: 'soon'"),
         (["--json"], "--json needs a script, the id of a process or --cache"),
         (["--clear"], "--clear needs --cache"),
+        (["--link", "25gbit"], "--link needs a script or the id of a process"),
+        (["--gpus", "0"], "--gpus must be at least 1"),
         (["--cache=/tmp", "4711"], "--cache looks at no script and no process: 4711"),
         (["--options=yes"], "ignored explicit argument 'yes'"),
     ],

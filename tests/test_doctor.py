@@ -120,7 +120,7 @@ def by_name(groups):
 
 
 def test_a_script_whose_groups_are_all_served(script):
-    done = doctor("--json", "--steps", "3", script)
+    done = doctor("--json", "--steps", "3", *"--link 1gbit --gpus 4 --cluster h100 --compute 0.5".split(), script)
     assert done.returncode == 0 and not done.stderr, done.stderr
     said = document(done)
     assert (said["schema"], said["nodes"], said["ranks_per_node"], said["steps"]) == (1, 2, 2, 3)
@@ -139,6 +139,10 @@ def test_a_script_whose_groups_are_all_served(script):
         assert group["fcdp_bytes"] == pytest.approx(0 if name == "layers.0" else size / 2)
     assert said["fcdp_bytes"] == pytest.approx(sum(group["fcdp_bytes"] for group in groups.values()))
     assert said["host_bytes"] >= said["bytes"]
+    predicted = said["predicted"]
+    assert predicted["where"] == "2 nodes x 4 GPUs (h100) at 1gbit" and predicted["use"] in predicted["modes"]
+    fsdp2, fcdp = predicted["modes"]["FSDP2"], predicted["modes"]["FCDP"]
+    assert 0.5 <= fcdp["seconds"] <= 0.51 and fcdp["sent_bytes"] < fsdp2["sent_bytes"]
 
 
 def twins(said, name="layers.1"):
@@ -164,7 +168,7 @@ def test_a_group_that_replaces_one_of_its_name_and_size_is_another(script):
 
 
 def test_the_table_folds_groups_that_are_alike_and_says_why_one_is_not_served(script):
-    done = doctor("--ranks", "1", script, "partly")
+    done = doctor("--ranks", "1", "--link", "25gbit", "--gpus", "8", script, "partly")
     assert done.returncode == 1 and not done.stderr, done.stderr
     words = re.sub(r"[\s│]+", " ", done.stdout)
     assert re.search(
@@ -172,6 +176,12 @@ def test_the_table_folds_groups_that_are_alike_and_says_why_one_is_not_served(sc
     ), done.stdout
     assert "FCDP serves 3 of 4 groups" in words and "2 nodes x 1 ranks" in words and ": step 2" in words
     assert re.search(r"instead of [\d.]+ KB \(\d+ % fewer\)", words), done.stdout
+    assert "Predicted on 2 nodes x 8 GPUs (a40) at 25gbit" in words and " of FSDP2's step." in words, done.stdout
+
+
+def test_a_link_that_is_not_known_is_named_before_any_rank_starts(script):
+    done = doctor("--link", "fast", script)
+    assert done.returncode == 1 and "no link 'fast': write rdma" in done.stderr, done.stderr
 
 
 def test_a_module_is_run_as_python_does_and_options_behind_it_are_its_own(script):

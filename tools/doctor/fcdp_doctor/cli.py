@@ -22,6 +22,7 @@ examples
   fcdp-doctor                                          this machine
   fcdp-doctor train.py --batch 4                       the script, on 2 emulated nodes of 2 ranks
   fcdp-doctor --nodes 4 --ranks 1 -- -m my.train       on 4 nodes of 1 rank; -- before what Python is to run
+  fcdp-doctor --link 25gbit --gpus 8 train.py          and step times on 2 nodes of 8 GPUs, as fcdp-plan predicts them
   fcdp-doctor 4711                                     a job that runs with FCDP=1 (torchrun's process will do)
   fcdp-doctor --cache                                  what FCDP_CACHE_DIR holds; with --clear: remove it
 
@@ -30,7 +31,7 @@ nodes is slow: fcdp-lab measures time. FCDP_... variables are the job's.
 
 --json prints nodes, ranks_per_node, steps, host_bytes (per node), notes, and of each of groups: name (its module's,
 "(root)" for the model itself), served, reason, bytes, trainable_bytes, and per step gathers, plain_bytes (what FSDP would
-send) and fcdp_bytes; and the sums of bytes
+send) and fcdp_bytes; and the sums of bytes; with --link, predicted
 
 exit status: 0 every group is served (without arguments: a job would be); 1 some are not, or the job failed; 2 wrong
 arguments"""
@@ -77,6 +78,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--ranks", type=int, default=2, metavar="G", help="ranks on each of them (default 2)")
     add("--steps", type=int, default=2, metavar="N", help="optimizer steps of the script (default 2)")
     add("--timeout", type=float, default=600, metavar="S", help="seconds that they may take (default 600)")
+    add("--link", metavar="RATE", help="predict step times on a cluster whose nodes are linked so: 25gbit")
+    add("--gpus", type=int, default=8, metavar="G", help="of the cluster's nodes, for --link (default 8)")
+    add("--cluster", default="a40", metavar="NAME", help="of fcdp-plan, for --link: a40 (default), h100 or a file")
+    add("--compute", type=float, default=0.0, metavar="S", help="computing time of a step there, for --link")
     add("what", nargs="?", help=argparse.SUPPRESS)
     add("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
@@ -94,6 +99,10 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         parser.error(f"--steps must be at least 1 and --timeout above 0, not {args.steps} and {args.timeout:g}")
     if args.json and not job and args.cache is None:
         parser.error("--json needs a script, the id of a process or --cache")
+    if args.link and not job:
+        parser.error("--link needs a script or the id of a process")
+    if args.gpus < 1 or not 0 <= args.compute < 1e6:
+        parser.error(f"--gpus must be at least 1 and --compute 0 or more, not {args.gpus} and {args.compute:g}")
     if args.clear and args.cache is None:
         parser.error("--clear needs --cache")
     if args.cache is not None and job:
@@ -113,8 +122,9 @@ def _is_pid(job: list[str]) -> bool:
 
 def _look(args: argparse.Namespace, job: list[str]) -> int:
     """Looks at a script or a process. Imports what it needs here, so that the other uses start at once."""
-    from fcdp_doctor import groups
+    from fcdp_doctor import groups, predict
 
+    cluster = predict.cluster_of(args.cluster, args.link, args.gpus, args.nodes) if args.link else None
     if _is_pid(job):
         from fcdp_doctor import live
 
@@ -123,7 +133,11 @@ def _look(args: argparse.Namespace, job: list[str]) -> int:
         from fcdp_doctor import script
 
         document = script.look(job, args.nodes, args.ranks, args.steps, args.timeout)
-    return groups.show(document, args.json)
+    predicted = None
+    if cluster and document.groups:
+        cluster["n_nodes"] = document.nodes or args.nodes
+        predicted = predict.predict(document, cluster, f"({args.cluster}) at {args.link}", args.compute)
+    return groups.show(document, args.json, predicted)
 
 
 def _stop_on_signals() -> None:

@@ -69,11 +69,13 @@ def sum_known(values: Iterable[float | None]) -> float:
     return sum(value for value in values if value is not None)
 
 
-def as_json(document: Document) -> str:
+def as_json(document: Document, predicted: dict | None = None) -> str:
     fields = {"schema": 1, **dataclasses.asdict(document)}
     fields["groups"] = [{**dataclasses.asdict(group), "served": group.reason is None} for group in document.groups]
     for key in ("bytes", "plain_bytes", "fcdp_bytes"):
         fields[key] = sum_known(getattr(group, key) for group in document.groups)
+    if predicted:
+        fields["predicted"] = predicted
     return json.dumps(fields, indent=1)
 
 
@@ -168,10 +170,10 @@ def _print_table(rows: list[tuple[str, ...]], caption: str) -> None:
     print(caption)
 
 
-def show(document: Document, in_json: bool) -> int:
-    """Prints it; the exit status."""
+def show(document: Document, in_json: bool, predicted: dict | None = None) -> int:
+    """Prints it, and what predict.py says of it; the exit status."""
     if in_json:
-        print(as_json(document))
+        print(as_json(document, predicted))
         return 0 if document.is_served else 1
     topology = f"{document.nodes} nodes x {document.ranks_per_node} ranks" if document.nodes else "topology unknown"
     rows = [(name, str(n), *cells) for name, n, cells in folded(document.groups)]
@@ -182,4 +184,8 @@ def show(document: Document, in_json: bool) -> int:
         )
     for line in (*document.notes, *summary(document)):
         print(line)
+    if predicted:
+        from fcdp_doctor import predict
+
+        print("\n".join(predict.lines(predicted)))
     return 0 if document.is_served else 1
