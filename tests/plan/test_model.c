@@ -97,8 +97,8 @@ static void bytes_between_nodes_are_the_papers(void **state) {
     assert_near(s.forward_inter + s.backward_inter, 2 * w * ring);
 }
 
-/* What is gathered again and again is FSDP2's step, whatever the mode is called. But backward's first gather waits
- * for the agreement, and so for the last forward. */
+/* What is gathered again and again is FSDP2's step, whatever the mode is called. But backward's first
+ * gather waits for the agreement, and so for the last forward. */
 static void fcdp_without_a_tier_is_fsdp2(void **state) {
     (void)state;
     plan_region regions[N];

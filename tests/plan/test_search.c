@@ -1,4 +1,5 @@
-/* test_search.c - the planner's search against exhaustive enumeration, and on as many regions as a job has. */
+/* test_search.c - the planner's search against exhaustive enumeration, and on as many regions as a job
+ * has. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -103,8 +104,8 @@ static void few_states_leave_a_true_bound(void **state) {
     }
 }
 
-/* 100 layers, all of another size, where both budgets bind: too many states for an exact answer, a close one all
- * the same. The seconds are printed and not asserted: others compute here too. */
+/* 100 layers, all of another size, where both budgets bind: too many states for an exact answer, a close
+ * one all the same. The seconds are printed and not asserted: others compute here too. */
 static void a_job_s_layers_take_seconds(void **state) {
     (void)state;
     test_random random = {random_seed("plan_search", (uint64_t)time(NULL))};

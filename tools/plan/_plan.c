@@ -1,7 +1,7 @@
 /* _plan.c - the extension module of fcdp-plan: dicts of numbers in, dicts of numbers out.
  *
- * A struct's fields and a dict's keys have the same names: the tables below. A key that is missing, or that no
- * table has, is an error.
+ * A struct's fields and a dict's keys have the same names: the tables below. A key that is missing, or
+ * that no table has, is an error.
  */
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN

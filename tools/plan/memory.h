@@ -7,10 +7,9 @@
 
 /* The constants that described hardware does not give; docs/plan.md says what each was fitted on. */
 typedef struct plan_constants {
-    double usable; /* of a GPU's memory: fragmentation, and what libraries take */
-    double
-        activation_bytes; /* of a token, layer and unit of the hidden size, in 16-bit numbers; nothing is recomputed */
-    double cache; /* times W/g that a second partition takes (hpZ) */
+    double usable;           /* of a GPU's memory: fragmentation, and what libraries take */
+    double activation_bytes; /* of a token, layer and unit of the hidden size; 16-bit, nothing recomputed */
+    double cache;            /* times W/g that a second partition takes (hpZ) */
 } plan_constants;
 
 typedef struct plan_memory {

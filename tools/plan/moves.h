@@ -28,8 +28,8 @@ typedef struct plan_engine_moves {
     plan_bytes restore; /* of what is fresh, in the tier; none on the device. Before the gather */
 } plan_engine_moves;
 
-/* `stale_frozen`, `stale_trainable`: these parameters are gathered now; else they are restored, if the tier is
- * not the device. False: the engine's plan could not be made (fcdp_error_text says why). */
+/* `stale_frozen`, `stale_trainable`: these parameters are gathered now; else they are restored, if the
+ * tier is not the device. False: the engine's plan could not be made (fcdp_error_text says why). */
 bool plan_engine_moves_make(const plan_cluster *cluster, const plan_job *job, const plan_region *region,
                             plan_tier tier, bool stale_frozen, bool stale_trainable,
                             plan_engine_moves *moves_out);

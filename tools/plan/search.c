@@ -1,8 +1,8 @@
 /* search.c - dynamic programming over the regions, with dominance and a Lagrangian bound.
  *
- * With prices for a byte of the device and of the host, each region's best choice is its own: the sum is a lower
- * bound of what the regions that are left can give, whatever the prices. They are raised while the bound grows.
- * The choices that they lead to are a first solution wherever they fit.
+ * With prices for a byte of the device and of the host, each region's best choice is its own: the sum is a
+ * lower bound of what the regions that are left can give, whatever the prices. They are raised while the
+ * bound grows. The choices that they lead to are a first solution wherever they fit.
  */
 #include "tools/plan/search.h"
 
@@ -39,8 +39,8 @@ static double priced(const search *s, const plan_choice *choice) {
     return choice->seconds + s->price[0] * choice->device_bytes + s->price[1] * choice->host_bytes;
 }
 
-/* The cheapest choices at the prices; their sum, less what the budgets are worth, is a bound. `used`: bytes that
- * they take. `chosen`, if not NULL. */
+/* The cheapest choices at the prices; their sum, less what the budgets are worth, is a bound. `used`:
+ * bytes that they take. `chosen`, if not NULL. */
 static double relax(const search *s, double used[2], double *seconds, uint8_t *chosen) {
     double bound = -s->price[0] * s->budget[0] - s->price[1] * s->budget[1];
     used[0] = used[1] = *seconds = 0;
@@ -72,8 +72,8 @@ static void offer(search *s, const uint8_t *chosen) {
     memcpy(s->best_chosen, chosen, s->n);
 }
 
-/* A solution at the prices: of each region in turn the cheapest choice that leaves the others what they take at
- * least; then whatever is faster and still fits. Nothing is offered if none fits. */
+/* A solution at the prices: of each region in turn the cheapest choice that leaves the others what they
+ * take at least; then whatever is faster and still fits. Nothing is offered if none fits. */
 static void offer_greedy(search *s, uint8_t *chosen) {
     double used[2] = {0, 0};
     for (size_t i = 0; i < s->n; i++) {
@@ -103,8 +103,8 @@ static void offer_greedy(search *s, uint8_t *chosen) {
     offer(s, chosen);
 }
 
-/* Raises prices along what the choices take over the budgets, by Polyak's step: as far as the bound would have to
- * grow to meet what is known. Keeps those of the best bound. In units of a whole budget. */
+/* Raises prices along what the choices take over the budgets, by Polyak's step: as far as the bound would
+ * have to grow to meet what is known. Keeps those of the best bound. In units of a whole budget. */
 static void set_prices(search *s, uint8_t *chosen) {
     double used[2], seconds, best = -INFINITY, kept[2] = {0, 0}, pace = 1;
     for (int round = 0; round < ROUNDS; round++) {
@@ -180,8 +180,8 @@ static int by_seconds(const void *a, const void *b) {
     return (x->seconds > y->seconds) - (x->seconds < y->seconds);
 }
 
-/* Keeps those that none dominates, of `n` sorted by memory; how many. `stairs` has room for n: those kept of the
- * host and seconds, as a falling line. */
+/* Keeps those that none dominates, of `n` sorted by memory; how many. `stairs` has room for n: those kept
+ * of the host and seconds, as a falling line. */
 static size_t drop_dominated(state *states, size_t n, state *stairs) {
     size_t kept = 0, high = 0;
     for (size_t i = 0; i < n; i++) {

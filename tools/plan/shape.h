@@ -26,8 +26,8 @@ static inline size_t plan_shape_n_regions(const plan_shape *shape) {
 void plan_shape_describe(const plan_shape *shape, double batch, const plan_constants *constants,
                          plan_job *job_inout, plan_region *regions_out);
 
-/* The largest batch per GPU, a power of two, that fits; 0: not even one sequence does. FCDP has all regions in
- * `tier`. False: no memory. */
+/* The largest batch per GPU, a power of two, that fits; 0: not even one sequence does. FCDP has all
+ * regions in `tier`. False: no memory. */
 bool plan_largest_batch(const plan_shape *shape, const plan_job *costs, const plan_cluster *cluster,
                         plan_mode mode, plan_tier tier, const plan_constants *constants, double *batch_out);
 

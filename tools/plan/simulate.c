@@ -111,8 +111,8 @@ static int add_compute(program *p, double seconds, const int *needs, int n_needs
     return at;
 }
 
-/* The operation of the compute stream that an unshard waits for: the last that reads the slot which it takes, or
- * the agreement, whichever is later. NONE: neither. */
+/* The operation of the compute stream that an unshard waits for: the last that reads the slot which it
+ * takes, or the agreement, whichever is later. NONE: neither. */
 static int slot_reader(const program *p) {
     int at = p->n_computes - 1 - (int)p->schedule->prefetch;
     int reader = at >= 0 ? p->computes[at] : NONE;
@@ -270,8 +270,9 @@ static double random_next(uint64_t *state) { /* splitmix64, as a number of 0 to 
     return ((double)((z ^ z >> 31) >> 11) + 0.5) / 9007199254740992.0;
 }
 
-/* The largest of as many normal numbers as there are ranks: each collective waits for the slowest rank. Of one
- * uniform number u, by the inverse of the maximum's distribution, in its tail: P(max <= x) = P(x)^ranks. */
+/* The largest of as many normal numbers as there are ranks: each collective waits for the slowest rank. Of
+ * one uniform number u, by the inverse of the maximum's distribution, in its tail: P(max <= x) =
+ * P(x)^ranks. */
 static double slowest(double ranks, uint64_t *state) {
     double tail = -expm1(log(random_next(state)) / ranks);
     if (tail >= 0.5) return 0;       /* of few ranks: none is slower than the mean */
@@ -297,8 +298,8 @@ static double ready_at(const operation *o, const double *ends) {
     return at;
 }
 
-/* Starts what can start at `now`: heads of streams, those that became ready first before others. One that waits
- * for a link keeps later ones off its links. Returns whether any started. */
+/* Starts what can start at `now`: heads of streams, those that became ready first before others. One that
+ * waits for a link keeps later ones off its links. Returns whether any started. */
 static bool start_ready(queue *queues, const operation *all, const double *ends, double now, double stretch,
                         uint32_t *held) {
     int order[N_STREAMS], n = 0;
