@@ -134,7 +134,7 @@ SHAPE = {
 }
 CLUSTER = {
     *("--cluster", "--nodes", "--gpus", "--link", "--latency", "--gpu-memory", "--host-memory"),
-    *("--pcie", "--node-link", "--disk", "--teraflops"),
+    *("--pcie", "--node-link", "--disk", "--teraflops", "--trees"),
 }
 SCHEDULE = {"--prefetch", "--micro-batches", "--jitter", "--transport", "--no-overlap"}
 OPTIONS = {
@@ -528,7 +528,7 @@ def plan_runs(folder):
     shape = f"{GPT} --sequence 256 --lora-rank 4 --recompute --scores --dtype float32"
     cluster = (
         "--cluster h100 --nodes 4 --gpus 4 --link 25gbit --latency 80us --gpu-memory 80GB --host-memory 1TB "
-        "--pcie 50gbyte --node-link 300gbyte --disk 5gbyte --teraflops 300"
+        "--pcie 50gbyte --node-link 300gbyte --disk 5gbyte --teraflops 300 --trees"
     )
     schedule = "--prefetch 2 --micro-batches 2 --jitter 1 --transport gloo --no-overlap"
     return {

@@ -81,6 +81,12 @@ static void bytes_between_nodes_are_the_papers(void **state) {
     s = step_of(&job, &c, PLAN_HSDP, PLAN_GATHERED, ahead);
     assert_near(s.forward_inter, 0);
     assert_near(s.backward_inter, 2 * w * nodes);
+    s = step_of(&job, &c, PLAN_HFSDP, PLAN_GATHERED, ahead);
+    assert_near(s.forward_inter, w * nodes);
+    assert_near(s.backward_inter, 2 * w * nodes);
+    plan_step four = step_of(&job, &c, PLAN_HFSDP, PLAN_GATHERED,
+                             (plan_schedule){.prefetch = 1, .micro_batches = 4});
+    assert_near(four.forward_inter + four.backward_inter, 3 * w * nodes); /* once per optimizer step */
     for (int tier = PLAN_ON_DEVICE; tier <= PLAN_IN_FILE; tier++) {
         s = step_of(&job, &c, PLAN_FCDP, (plan_tier)tier, ahead);
         assert_near(s.forward_inter, w * nodes);
@@ -169,6 +175,23 @@ static void a_faster_link_never_takes_longer(void **state) {
     }
 }
 
+/* Where hops are all that takes time: a ring of all ranks, one of the nodes, or log2 of them. */
+static void hops_are_those_of_the_ring_or_tree(void **state) {
+    (void)state;
+    plan_region regions[N];
+    plan_job job;
+    plan_cluster c = a_cluster();
+    fill_job(&job, regions, 1); /* nothing to reduce, nothing stale */
+    c.n_nodes = 16;
+    c.inter_rate = c.node_rate = c.pcie_rate = c.flops = 0;
+    c.inter_latency_s = 1e-3;
+    assert_near(step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, ahead).seconds, 2 * N * 127e-3);
+    assert_near(step_of(&job, &c, PLAN_HFSDP, PLAN_GATHERED, ahead).seconds, 2 * N * 15e-3);
+    assert_near(step_of(&job, &c, PLAN_FCDP, PLAN_BY_SLICE, ahead).seconds, 2 * 4e-3); /* agreements */
+    c.trees = true;
+    assert_near(step_of(&job, &c, PLAN_HFSDP, PLAN_GATHERED, ahead).seconds, 2 * N * 4e-3);
+}
+
 /* The slowest of more ranks is slower; the seed alone decides. */
 static void jitter_grows_with_ranks(void **state) {
     (void)state;
@@ -226,6 +249,7 @@ int main(void) {
         cmocka_unit_test(a_step_lies_between_its_bounds),
         cmocka_unit_test(a_bound_link_is_busy_all_the_time),
         cmocka_unit_test(a_faster_link_never_takes_longer),
+        cmocka_unit_test(hops_are_those_of_the_ring_or_tree),
         cmocka_unit_test(jitter_grows_with_ranks),
         cmocka_unit_test(many_steps_take_seconds),
     };

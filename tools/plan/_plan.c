@@ -40,6 +40,7 @@ static const field cluster_fields[] = {FIELD(plan_cluster, n_nodes, NUMBER),
                                        FIELD(plan_cluster, cpu_rate, NUMBER),
                                        FIELD(plan_cluster, node_latency_s, NUMBER),
                                        FIELD(plan_cluster, inter_latency_s, NUMBER),
+                                       FIELD(plan_cluster, trees, FLAG),
                                        END};
 static const field cost_fields[] = {FIELD(plan_job, parameter_bytes, NUMBER),
                                     FIELD(plan_job, gradient_bytes, NUMBER),
@@ -434,7 +435,8 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT,
 
 PyMODINIT_FUNC PyInit__plan(void) {
     PyObject *m = PyModule_Create(&module);
-    static const char *const modes[PLAN_N_MODES] = {"FSDP2", "KEEP", "HPZ", "HSDP", "OFFLOAD", "FCDP"};
+    static const char *const modes[PLAN_N_MODES] = {"FSDP2", "KEEP",    "HPZ", "HSDP",
+                                                    "HFSDP", "OFFLOAD", "FCDP"};
     static const char *const tiers[PLAN_N_TIERS] = {"ON_DEVICE", "BY_SLICE", "WHOLE", "IN_FILE", "GATHERED"};
     for (int i = 0; m && i < PLAN_N_MODES; i++)
         if (PyModule_AddIntConstant(m, modes[i], i) < 0) Py_CLEAR(m);

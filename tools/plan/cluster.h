@@ -2,6 +2,7 @@
 #ifndef PLAN_CLUSTER_H
 #define PLAN_CLUSTER_H
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -20,6 +21,7 @@ typedef struct plan_cluster {
     double file_rate;                           /* of a node's disk; 0: there is none */
     double cpu_rate;                            /* bytes of optimizer state per second and node, on CPUs */
     double node_latency_s, inter_latency_s;     /* of one hop of a collective */
+    bool trees; /* collectives of one rank per node take log2 hops, and not one for each node */
 } plan_cluster;
 
 static inline double plan_n_gpus(const plan_cluster *cluster) {
@@ -30,6 +32,11 @@ static inline double plan_n_gpus(const plan_cluster *cluster) {
 static inline double plan_copy_rate(const plan_cluster *cluster) {
     double share = cluster->host_rate / cluster->gpus_per_node;
     return share > 0 && (cluster->pcie_rate <= 0 || share < cluster->pcie_rate) ? share : cluster->pcie_rate;
+}
+
+/* Hops of a collective of one rank per node: one way. */
+static inline double plan_node_hops(const plan_cluster *cluster) {
+    return cluster->trees ? ceil(log2(cluster->n_nodes)) : cluster->n_nodes - 1;
 }
 
 /* Seconds that `bytes` take at `rate`. */

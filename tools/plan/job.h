@@ -9,10 +9,11 @@
 
 /* How parameters are sharded and gathered. */
 typedef enum plan_mode {
-    PLAN_FSDP2,   /* ZeRO-3: gathered by all ranks, in forward and in backward */
-    PLAN_KEEP,    /* reshard_after_forward=False: gathered in forward alone */
-    PLAN_HPZ,     /* reshard_after_forward=<int>, ZeRO++'s hpZ: in backward by the node's ranks alone */
-    PLAN_HSDP,    /* MiCS: sharded within the node, gradients all-reduced between nodes */
+    PLAN_FSDP2, /* ZeRO-3: gathered by all ranks, in forward and in backward */
+    PLAN_KEEP,  /* reshard_after_forward=False: gathered in forward alone */
+    PLAN_HPZ,   /* reshard_after_forward=<int>, ZeRO++'s hpZ: in backward by the node's ranks alone */
+    PLAN_HSDP,  /* MiCS: sharded within the node, gradients all-reduced between nodes */
+    PLAN_HFSDP, /* Megatron-FSDP's: a node's copy of 1/g per rank, gathered once per optimizer step, twice */
     PLAN_OFFLOAD, /* ZeRO-Offload over FSDP2: optimizer and its state on the host */
     PLAN_FCDP,    /* each region in the tier that plan_tier says */
     PLAN_N_MODES

@@ -39,7 +39,9 @@ void plan_memory_of(const plan_job *job, const plan_cluster *cluster, plan_mode 
         m.host = (state + trainable * job->gradient_bytes) / cluster->n_nodes;
     else
         m.state += state / shards;
-    m.cache = kept + (mode == PLAN_HPZ ? constants->cache * all / size : 0);
+    m.cache = kept;
+    if (mode == PLAN_HPZ) m.cache += constants->cache * all / size;
+    if (mode == PLAN_HFSDP) m.cache += all / size;
     m.gathered = stay + (mode == PLAN_KEEP ? 0 : largest(job));
     m.total = m.state + m.cache + m.gathered + m.activations + m.other;
     m.fits = m.total <= m.limit && (cluster->host_memory_bytes <= 0 || m.host <= cluster->host_memory_bytes);

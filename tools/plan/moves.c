@@ -23,8 +23,13 @@ plan_bytes plan_hsdp_reduction(const plan_cluster *cluster, double bytes) {
     plan_bytes moves = plan_node_ring(cluster, bytes);
     double nodes = cluster->n_nodes;
     moves.inter = 2 * bytes * (nodes - 1) / nodes; /* the node's ranks together, each of its 1/g */
-    moves.inter_hops = 2 * (nodes - 1);
+    moves.inter_hops = 2 * plan_node_hops(cluster);
     return moves;
+}
+
+plan_bytes plan_between_nodes(const plan_cluster *cluster, double bytes) {
+    double nodes = cluster->n_nodes;
+    return (plan_bytes){.inter = bytes * (nodes - 1) / nodes, .inter_hops = plan_node_hops(cluster)};
 }
 
 static double sum_parts(const fcdp_part *parts, size_t n, double times) {
@@ -73,11 +78,11 @@ static bool view_make(view *v, const plan_cluster *cluster, const plan_job *job,
 }
 
 /* Of what is stale: the inter step, and the node step. */
-static void add_gather(const view *v, plan_engine_moves *moves) {
+static void add_gather(const view *v, double hops, plan_engine_moves *moves) {
     const fcdp_topology *t = &v->topology;
     size_t n = fcdp__plan_inter_parts(v->plan, v->layout, t, (fcdp_dptr){0}, v->parts);
     moves->gather.inter = sum_parts(v->parts, n, (double)t->node_size * (t->n_nodes - 1));
-    moves->gather.inter_hops = n ? t->n_nodes - 1 : 0;
+    moves->gather.inter_hops = n ? hops : 0;
     n = fcdp__plan_node_parts(v->plan, v->layout, t, (fcdp_dptr){0}, v->parts);
     moves->node.node = sum_parts(v->parts, n, t->node_size - 1);
     moves->node.node_hops = n ? t->node_size - 1 : 0;
@@ -106,7 +111,7 @@ bool plan_engine_moves_make(const plan_cluster *cluster, const plan_job *job, co
     view v;
     if (!view_make(&v, cluster, job, region, stale)) return false;
     *moves_out = (plan_engine_moves){0};
-    add_gather(&v, moves_out);
+    add_gather(&v, plan_node_hops(cluster), moves_out);
     if (tier != PLAN_ON_DEVICE && !nowhere) {
         add_restore(&v, tier, &moves_out->restore);
         size_t n = fcdp__plan_put_slices(v.plan, 0, v.layout, &v.topology, v.pieces);

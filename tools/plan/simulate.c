@@ -126,6 +126,15 @@ static plan_bytes plain_gather(const program *p, const plan_region *region, phas
     return in_node ? plan_node_ring(p->cluster, bytes) : plan_flat_ring(p->cluster, bytes);
 }
 
+/* HFSDP: in the first micro-batch the node's copy is gathered, and the node's ranks gather from that. */
+static void unshard_from_copy(program *p, const plan_region *region, phase in, bool first_use, int needs[3]) {
+    double bytes = plan_parameters(region) * p->job->parameter_bytes;
+    plan_bytes copy = first_use ? plan_between_nodes(p->cluster, bytes) : (plan_bytes){0};
+    plan_bytes node = plan_node_ring(p->cluster, bytes);
+    int slot = slot_reader(p), copied = add_move(p, INTER, in, &copy, &slot, 1);
+    needs[0] = add_move(p, NODE, in, &node, (int[]){slot, copied}, 2);
+}
+
 static void unshard_plainly(program *p, const plan_region *region, double share, phase in, int needs[3]) {
     plan_bytes gather = plain_gather(p, region, in);
     gather.inter *= share;
@@ -182,7 +191,9 @@ static void unshard(program *p, size_t i, phase in, bool first_use, int needs[3]
     const plan_region *region = &p->job->regions[i];
     needs[0] = needs[1] = needs[2] = NONE;
     if (in == BACKWARD && (region->stays || p->mode == PLAN_KEEP)) return;
-    if (p->mode != PLAN_FCDP) {
+    if (p->mode == PLAN_HFSDP) {
+        unshard_from_copy(p, region, in, first_use, needs);
+    } else if (p->mode != PLAN_FCDP) {
         if (in == FORWARD && p->mode == PLAN_KEEP && !first_use) return;
         unshard_plainly(p, region, in == BACKWARD ? backward_share(p, i) : 1, in, needs);
     } else if (p->tiers[i] != PLAN_GATHERED) {
@@ -192,18 +203,28 @@ static void unshard(program *p, size_t i, phase in, bool first_use, int needs[3]
     }
 }
 
-static int reduce(program *p, const plan_region *region) {
-    double bytes = region->trainable * p->job->gradient_bytes;
-    plan_bytes moves = p->mode == PLAN_HSDP ? plan_hsdp_reduction(p->cluster, bytes)
-                                            : plan_flat_ring(p->cluster, bytes);
-    if (p->mode != PLAN_HSDP)
-        moves.inter *= p->schedule->reduce_times, moves.node *= p->schedule->reduce_times;
-    int computed = p->computes[p->n_computes - 1];
-    int at = add_move(p, REDUCE, REDUCTION, &moves, &computed, 1);
-    if (p->mode != PLAN_OFFLOAD || bytes <= 0) return at;
+/* HFSDP reduces within the node, and between nodes in the last micro-batch alone. */
+static int reduce(program *p, const plan_region *region, bool last_use) {
+    double bytes = region->trainable * p->job->gradient_bytes, times = p->schedule->reduce_times;
+    int at = p->computes[p->n_computes - 1];
+    if (p->mode == PLAN_HSDP) {
+        plan_bytes moves = plan_hsdp_reduction(p->cluster, bytes);
+        return add_move(p, REDUCE, REDUCTION, &moves, &at, 1);
+    }
+    bool in_node = p->mode == PLAN_HFSDP;
+    plan_bytes moves = in_node ? plan_node_ring(p->cluster, bytes) : plan_flat_ring(p->cluster, bytes);
+    moves.inter *= times;
+    moves.node *= times;
+    int reduced = add_move(p, REDUCE, REDUCTION, &moves, &at, 1);
+    if (in_node && last_use) {
+        plan_bytes rest = plan_between_nodes(p->cluster, bytes * times);
+        int done = add_move(p, REDUCE, REDUCTION, &rest, (int[]){reduced, at}, 2);
+        return done == NONE ? reduced : done;
+    }
+    if (p->mode != PLAN_OFFLOAD || bytes <= 0) return reduced;
     plan_bytes shard = {.to_host = bytes / plan_n_gpus(p->cluster)};
-    int copied = add_move(p, TO_HOST, BACKWARD, &shard, (int[]){at, computed}, 2);
-    return copied == NONE ? at : copied;
+    int copied = add_move(p, TO_HOST, BACKWARD, &shard, (int[]){reduced, at}, 2);
+    return copied == NONE ? reduced : copied;
 }
 
 /* ceil(log2 nodes) rounds of one hop; before a backward the host waits for the shards to be read as well. */
@@ -254,7 +275,7 @@ static void build(program *p) {
             unshard(p, i, BACKWARD, m == 0, needs);
             compute(p, p->job->regions[i].backward_flops, needs);
             if (p->failed) return;
-            int reduced = reduce(p, &p->job->regions[i]);
+            int reduced = reduce(p, &p->job->regions[i], m + 1 == p->schedule->micro_batches);
             if (reduced != NONE) last[p->operations[reduced].stream == REDUCE] = reduced;
         }
     }
@@ -299,8 +320,8 @@ static double ready_at(const operation *o, const double *ends) {
 }
 
 /* Starts what can start at `now`: heads of streams, those that became ready first before others. One that
- * waits for a link keeps later ones off its links. Returns whether any started. */
-static bool start_ready(queue *queues, const operation *all, const double *ends, double now, double stretch,
+ * waits for a link keeps later ones off its links. */
+static void start_ready(queue *queues, const operation *all, const double *ends, double now, double stretch,
                         uint32_t *held) {
     int order[N_STREAMS], n = 0;
     for (int s = 0; s < N_STREAMS; s++) {
@@ -314,7 +335,6 @@ static bool start_ready(queue *queues, const operation *all, const double *ends,
         order[k] = s;
     }
     uint32_t busy = *held;
-    bool any = false;
     for (int k = 0; k < n; k++) {
         queue *q = &queues[order[k]];
         const operation *o = &all[q->operations[q->at]];
@@ -322,11 +342,9 @@ static bool start_ready(queue *queues, const operation *all, const double *ends,
             q->runs = true;
             q->end = now + o->seconds * (o->jitters ? stretch : 1);
             *held |= o->links;
-            any = true;
         }
         busy |= o->links;
     }
-    return any;
 }
 
 /* Seconds from the first operation's start to the last one's end. */

@@ -22,7 +22,7 @@ RATES = {
     "optimizer_on_cpus": "cpu_rate",
 }
 LATENCIES = {"node_latency": "node_latency_s", "latency": "inter_latency_s"}
-OTHERS = {"gpus_per_node", "teraflops", "link", "links", "mtu"}
+OTHERS = {"gpus_per_node", "teraflops", "link", "links", "mtu", "trees"}
 # TCP over Ethernet, of a frame: headers of IP and TCP inside the MTU; preamble, header, checksum and gap outside it.
 INSIDE, OUTSIDE = 40, 38
 
@@ -45,6 +45,7 @@ BUILT_IN = {
         "link": "rdma",
         "links": {"rdma": "8.43gbyte", "ipoib": "2.019gbyte"},
         "mtu": 1500,
+        "trees": False,
     },
     # A node of eight H100 SXM on NVLink, 400 Gbit/s to the others.
     "h100": {
@@ -63,6 +64,7 @@ BUILT_IN = {
         "link": "400gbit",
         "links": {},
         "mtu": 4096,
+        "trees": False,
     },
 }
 
@@ -123,6 +125,7 @@ def numbers(description: dict, nodes: int) -> dict[str, float]:
         fields |= {field: _rate(key, description[key]) for key, field in RATES.items()}
         fields |= {field: parse_delay(str(description[key])) for key, field in LATENCIES.items()}
         fields["gpus_per_node"] = int(description["gpus_per_node"])
+        fields["trees"] = bool(description["trees"])
         fields["flops"] = float(description["teraflops"]) * 1e12
         fields["inter_rate"] = link_rate(description, str(description["link"]))
     except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
@@ -145,6 +148,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pcie", metavar="RATE", help="of a GPU, each way: 26gbyte")
     parser.add_argument("--node-link", metavar="RATE", help="of a GPU to those of its node: 300gbyte")
     parser.add_argument("--disk", metavar="RATE", help="of a node: 6gbyte")
+    parser.add_argument(
+        "--trees", action="store_true", help="log2 hops between nodes, not one a node: NCCL's trees and PAT"
+    )
     parser.add_argument("--teraflops", type=float, metavar="T", help="that a GPU reaches in a layer")
 
 
@@ -157,4 +163,6 @@ def described(args: argparse.Namespace) -> dict:
             description[key] = value
     if args.gpus is not None:
         description["gpus_per_node"] = args.gpus
+    if args.trees:
+        description["trees"] = True
     return description

@@ -14,6 +14,7 @@ COLOURS = {
     "FSDP2 keep": "#9aa3b2",
     "FSDP2 hpZ": "#e08a2e",
     "HSDP": "#c2553f",
+    "HFSDP": "#5f8f7b",
     "ZeRO-Offload": "#8d7b63",
     "FCDP": "#2f6fdb",
     "FCDP whole": "#6aa2f5",
