@@ -130,7 +130,7 @@ static void a_job_s_layers_take_seconds(void **state) {
     double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
     printf("%d regions: %.2f s of a CPU, %.6g s, bound %.6g s\n", LAYERS, seconds, found.seconds,
            found.bound);
-    assert_true(found.fits && found.seconds <= found.bound * 1.005);
+    assert_true(found.fits && found.seconds <= found.bound * 1.02);
     free(choices);
 }
 

@@ -20,7 +20,8 @@ plan_bytes plan_node_ring(const plan_cluster *cluster, double bytes);
  * of what each rank has. */
 plan_bytes plan_hsdp_reduction(const plan_cluster *cluster, double bytes);
 
-/* A collective of `bytes` between nodes, among the ranks of the same local index: a gather, or a reduction. */
+/* A collective of `bytes` between nodes, among the ranks of the same local index: a gather, or a
+ * reduction. */
 plan_bytes plan_between_nodes(const plan_cluster *cluster, double bytes);
 
 /* What the engine moves for one region, leg by leg. */

@@ -23,10 +23,12 @@ typedef enum stream { COMPUTE, INTER, NODE, TO_DEVICE, TO_HOST, DISK, REDUCE, N_
 
 enum { MAX_NEEDS = 4, NONE = -1 };
 
+/* Its legs are carried by their links side by side, each in its turn there; then it takes `seconds` more. */
 typedef struct operation {
-    double seconds;
-    int needs[MAX_NEEDS]; /* operations that must have ended; NONE ends the list */
-    uint8_t stream, links;
+    double legs[PLAN_N_LINKS]; /* seconds on each link; negative: none */
+    double seconds;            /* of computing, or of hops */
+    int needs[MAX_NEEDS];      /* operations that must have ended; NONE ends the list */
+    uint8_t stream;
     bool jitters; /* its time varies from step to step */
 } operation;
 
@@ -48,7 +50,7 @@ typedef struct program {
     plan_step sums;
 } program;
 
-static int add(program *p, stream on, double seconds, uint32_t links, const int *needs, int n_needs) {
+static int add(program *p, stream on, const operation *made, const int *needs, int n_needs) {
     if (p->failed) return NONE;
     if (p->n == p->capacity) {
         int capacity = p->capacity ? 2 * p->capacity : 256;
@@ -61,7 +63,8 @@ static int add(program *p, stream on, double seconds, uint32_t links, const int 
         p->capacity = capacity;
     }
     operation *o = &p->operations[p->n];
-    *o = (operation){.seconds = seconds, .stream = (uint8_t)on, .links = (uint8_t)links};
+    *o = *made;
+    o->stream = (uint8_t)on;
     int k = 0;
     for (int i = 0; i < n_needs; i++)
         if (needs[i] != NONE) o->needs[k++] = needs[i];
@@ -70,8 +73,6 @@ static int add(program *p, stream on, double seconds, uint32_t links, const int 
         k = 1;
     }
     for (; k < MAX_NEEDS; k++) o->needs[k] = NONE;
-    for (int link = 0; link < PLAN_N_LINKS; link++)
-        if (links & 1u << link) p->sums.busy_seconds[link] += seconds;
     return p->n++;
 }
 
@@ -79,36 +80,31 @@ static bool is_empty(const plan_bytes *b) {
     return b->inter + b->node + b->to_device + b->to_host + b->file <= 0;
 }
 
-/* As long as its slowest leg; hops of a ring come on top. */
+/* Each link carries its bytes; hops of a ring come on top, and hold no link. */
 static int add_move(program *p, stream on, phase in, const plan_bytes *b, const int *needs, int n_needs) {
     if (is_empty(b)) return NONE;
     const plan_cluster *c = p->cluster;
     double pcie = plan_copy_rate(c);
     double bytes[PLAN_N_LINKS] = {b->inter, b->node, b->to_device, b->to_host, b->file};
     double rates[PLAN_N_LINKS] = {c->inter_rate, c->node_rate, pcie, pcie, c->file_rate};
-    double seconds = 0;
-    uint32_t links = 0;
+    operation made = {.seconds = b->inter > 0 ? b->inter_hops * c->inter_latency_s
+                                              : b->node_hops * c->node_latency_s};
     for (int link = 0; link < PLAN_N_LINKS; link++) {
-        if (bytes[link] <= 0) continue;
-        links |= 1u << link;
-        seconds = fmax(seconds, plan_seconds(bytes[link], rates[link]));
+        made.legs[link] = bytes[link] > 0 ? plan_seconds(bytes[link], rates[link]) : -1;
+        p->sums.busy_seconds[link] += fmax(0, made.legs[link]);
     }
-    seconds += b->inter_hops * (b->inter > 0 ? c->inter_latency_s : 0);
-    seconds += b->node_hops * (b->node > 0 && b->inter <= 0 ? c->node_latency_s : 0);
     *(in == FORWARD ? &p->sums.forward_inter : &p->sums.backward_inter) += b->inter;
     if (in == REDUCTION) p->sums.reduce_inter += b->inter;
     p->sums.to_device += b->to_device;
     p->sums.to_host += b->to_host;
     p->sums.file += b->file;
-    return add(p, on, seconds, links, needs, n_needs);
+    return add(p, on, &made, needs, n_needs);
 }
 
 static int add_compute(program *p, double seconds, const int *needs, int n_needs, bool jitters) {
-    int at = add(p, COMPUTE, seconds, 0, needs, n_needs);
-    if (at == NONE) return NONE;
-    p->operations[at].jitters = jitters;
+    operation made = {.legs = {-1, -1, -1, -1, -1}, .seconds = seconds, .jitters = jitters};
     p->sums.compute_seconds += seconds;
-    return at;
+    return add(p, COMPUTE, &made, needs, n_needs);
 }
 
 /* The operation of the compute stream that an unshard waits for: the last that reads the slot which it
@@ -302,75 +298,103 @@ static double slowest(double ranks, uint64_t *state) {
            (2.515517 + t * (0.802853 + t * 0.010328)) / (1 + t * (1.432788 + t * (0.189269 + t * 0.001308)));
 }
 
+/* A stream. Its first operation that has not ended waits for others; then its legs wait for their links
+ * (waits), or are carried (n_carried); then it runs until `end`. */
 typedef struct queue {
-    const int *operations; /* of one stream, in order */
+    const int *operations; /* in order */
     int n, at;
-    bool runs;
-    double end, ready;
+    bool is_ready, runs;
+    uint32_t waits; /* links */
+    int n_carried;
+    double ready, end;
 } queue;
 
-/* When the operation's needs have ended; negative: one has not. */
-static double ready_at(const operation *o, const double *ends) {
-    double at = 0;
-    for (int i = 0; i < MAX_NEEDS && o->needs[i] != NONE; i++) {
-        if (ends[o->needs[i]] < 0) return -1;
-        at = fmax(at, ends[o->needs[i]]);
-    }
-    return at;
+typedef struct link {
+    int carries; /* a stream; NONE: it is free */
+    double end;
+} link;
+
+static bool needs_have_ended(const operation *o, const double *ends) {
+    for (int i = 0; i < MAX_NEEDS && o->needs[i] != NONE; i++)
+        if (ends[o->needs[i]] < 0) return false;
+    return true;
 }
 
-/* Starts what can start at `now`: heads of streams, those that became ready first before others. One that
- * waits for a link keeps later ones off its links. */
-static void start_ready(queue *queues, const operation *all, const double *ends, double now, double stretch,
-                        uint32_t *held) {
-    int order[N_STREAMS], n = 0;
+/* Heads of streams whose needs have ended, from `now` on. */
+static void make_ready(queue *queues, const operation *all, const double *ends, double now) {
     for (int s = 0; s < N_STREAMS; s++) {
         queue *q = &queues[s];
-        if (q->runs || q->at == q->n) continue;
-        double ready = ready_at(&all[q->operations[q->at]], ends);
-        if (ready < 0) continue;
-        q->ready = fmax(ready, q->end);
-        int k = n++;
-        for (; k > 0 && queues[order[k - 1]].ready > q->ready; k--) order[k] = order[k - 1];
-        order[k] = s;
-    }
-    uint32_t busy = *held;
-    for (int k = 0; k < n; k++) {
-        queue *q = &queues[order[k]];
+        if (q->is_ready || q->at == q->n) continue;
         const operation *o = &all[q->operations[q->at]];
-        if (!(o->links & busy)) {
-            q->runs = true;
-            q->end = now + o->seconds * (o->jitters ? stretch : 1);
-            *held |= o->links;
-        }
-        busy |= o->links;
+        if (!needs_have_ended(o, ends)) continue;
+        q->is_ready = true;
+        q->ready = now;
+        for (int l = 0; l < PLAN_N_LINKS; l++)
+            if (o->legs[l] >= 0) q->waits |= 1u << l;
     }
+}
+
+/* A link takes the leg that has been ready longest. */
+static void start_legs(queue *queues, link *links, const operation *all, double now) {
+    for (int l = 0; l < PLAN_N_LINKS; l++) {
+        int first = NONE;
+        if (links[l].carries != NONE) continue;
+        for (int s = 0; s < N_STREAMS; s++)
+            if (queues[s].waits & 1u << l && (first == NONE || queues[s].ready < queues[first].ready))
+                first = s;
+        if (first == NONE) continue;
+        queue *q = &queues[first];
+        q->waits &= ~(1u << l);
+        q->n_carried++;
+        links[l] = (link){first, now + all[q->operations[q->at]].legs[l]};
+    }
+}
+
+/* Operations whose legs are over run on. */
+static void start_running(queue *queues, const operation *all, double now, double stretch) {
+    for (int s = 0; s < N_STREAMS; s++) {
+        queue *q = &queues[s];
+        if (!q->is_ready || q->runs || q->waits || q->n_carried) continue;
+        const operation *o = &all[q->operations[q->at]];
+        q->runs = true;
+        q->end = now + o->seconds * (o->jitters ? stretch : 1);
+    }
+}
+
+/* What ends next, and when; infinite: nothing is under way. */
+static double next_end(const queue *queues, const link *links) {
+    double next = INFINITY;
+    for (int s = 0; s < N_STREAMS; s++)
+        if (queues[s].runs) next = fmin(next, queues[s].end);
+    for (int l = 0; l < PLAN_N_LINKS; l++)
+        if (links[l].carries != NONE) next = fmin(next, links[l].end);
+    return next;
 }
 
 /* Seconds from the first operation's start to the last one's end. */
 static double carry_out(const program *p, queue *queues, double *ends, double stretch) {
+    link links[PLAN_N_LINKS];
     double now = 0;
-    uint32_t held = 0;
     for (int i = 0; i < p->n; i++) ends[i] = -1;
-    for (int s = 0; s < N_STREAMS; s++) {
-        queues[s].at = 0;
-        queues[s].runs = false;
-        queues[s].end = 0;
-    }
+    for (int l = 0; l < PLAN_N_LINKS; l++) links[l] = (link){NONE, 0};
+    for (int s = 0; s < N_STREAMS; s++) queues[s].at = 0;
     for (;;) {
-        start_ready(queues, p->operations, ends, now, stretch, &held);
-        double next = INFINITY;
-        for (int s = 0; s < N_STREAMS; s++)
-            if (queues[s].runs && queues[s].end < next) next = queues[s].end;
+        make_ready(queues, p->operations, ends, now);
+        start_legs(queues, links, p->operations, now);
+        start_running(queues, p->operations, now, stretch);
+        double next = next_end(queues, links);
         if (isinf(next)) return now;
         now = next;
+        for (int l = 0; l < PLAN_N_LINKS; l++)
+            if (links[l].carries != NONE && links[l].end <= now) {
+                queues[links[l].carries].n_carried--;
+                links[l].carries = NONE;
+            }
         for (int s = 0; s < N_STREAMS; s++) {
             queue *q = &queues[s];
             if (!q->runs || q->end > now) continue;
-            int o = q->operations[q->at++];
-            q->runs = false;
-            ends[o] = now;
-            held &= ~(uint32_t)p->operations[o].links;
+            ends[q->operations[q->at++]] = now;
+            q->runs = q->is_ready = false;
         }
     }
 }

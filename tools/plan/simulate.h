@@ -1,10 +1,10 @@
 /* simulate.h - the time of a step: a discrete-event simulation of one rank's streams. Pure.
  *
  * All ranks are alike, so one rank's streams stand for all of them; a collective takes the time of its
- * slowest leg. Streams are those of the engine and of FSDP2 (compute, gathers between the nodes, within
- * the node, copies each way, reductions), each first in, first out. An operation holds the links that it
- * uses for as long as it takes, and waits until they are free, in the order in which operations become
- * ready.
+ * slowest leg. Streams are those of the engine and of FSDP2 (compute, gathers between the nodes, within the
+ * node, copies each way, reductions), each first in, first out. Each link carries one operation's bytes at a
+ * time, in the order in which operations become ready. One that uses several links is over when all of them
+ * have carried its bytes, and its hops are over.
  */
 #ifndef PLAN_SIMULATE_H
 #define PLAN_SIMULATE_H

@@ -1,0 +1,111 @@
+/* test_engine.c - predicted steps against the engine's own, on the simulated device: the bench of the
+ * overlap says what its scenarios take in modelled time, whatever else the machine does. Nothing here is
+ * fitted. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+
+#include "tools/bench/overlap/overlap.h"
+#include "tools/plan/simulate.h"
+
+#define SCALE 0.3
+static const size_t GROUP_BYTES = (size_t)N_RANKS * SHARD_BYTES;
+
+/* As in tools/bench/overlap/main.c. */
+static const scenario scenarios[] = {
+    {"compute", 5, 10, 4, 3, 3, 0.25, 50, 10},
+    {"pcie", 1.5, 3, 4, 5, 2, 0.25, 50, 10},
+    {"link", 1.5, 3, 4, 3, 5, 0.25, 50, 10},
+};
+enum { N_SCENARIOS = sizeof scenarios / sizeof *scenarios, N_PREFETCH = 2 };
+
+static double seconds(double ms) {
+    return ms * SCALE / 1e3;
+}
+
+/* Computing is in seconds: a GPU that makes one operation per second. A gather between nodes brings half a
+ * group over a node's link, one within the node half a group to each rank, a store half a group to the
+ * host. */
+static double predicted_ms(const scenario *s, uint32_t prefetch) {
+    plan_region regions[N_GROUPS];
+    uint8_t tiers[N_GROUPS];
+    plan_step step;
+    plan_schedule schedule = {.prefetch = prefetch, .n_steps = 1, .micro_batches = 1, .reduce_times = 1};
+    double half = (double)GROUP_BYTES / 2, parameters = (double)GROUP_BYTES / 2;
+    for (int g = 0; g < N_GROUPS; g++)
+        regions[g] = (plan_region){.trainable = parameters,
+                                   .forward_flops = seconds(s->forward_ms),
+                                   .backward_flops = seconds(s->backward_ms),
+                                   .stays = g == 0};
+    memset(tiers, PLAN_BY_SLICE, sizeof tiers);
+    plan_job job = {.parameter_bytes = 2,
+                    .gradient_bytes = 2,
+                    .state_bytes = 12,
+                    .n_regions = N_GROUPS,
+                    .regions = regions};
+    double state = N_GROUPS * parameters * (job.state_bytes + job.gradient_bytes) / N_RANKS;
+    plan_cluster cluster = {.n_nodes = N_NODES,
+                            .gpus_per_node = NODE_SIZE,
+                            .flops = 1,
+                            .memory_rate = 2 * state / seconds(s->optimizer_ms),
+                            .pcie_rate = half / seconds(s->pcie_ms),
+                            .node_rate = half / seconds(s->node_ms),
+                            .inter_rate = half / seconds(s->link_ms),
+                            .node_latency_s = s->node_latency_us / 1e6,
+                            .inter_latency_s = s->link_latency_us / 1e6};
+    assert_true(plan_simulate(&job, &cluster, PLAN_FCDP, tiers, &schedule, &step));
+    return step.seconds * 1e3;
+}
+
+static int ascending(const void *a, const void *b) {
+    double one = *(const double *)a, other = *(const double *)b;
+    return (one > other) - (one < other);
+}
+
+/* The host takes some of such short steps, the more the busier it is: hence the room above the median. */
+static void steps_are_the_engine_s(void **state) {
+    (void)state;
+    const char *program = getenv("TEST_OVERLAP");
+    double errors[N_PREFETCH * N_SCENARIOS];
+    size_t n = 0;
+    assert_non_null(program);
+    for (uint32_t prefetch = 0; prefetch < N_PREFETCH; prefetch++) {
+        char command[1024], text[8192];
+        snprintf(command, sizeof command, "%s --steps 3 --warm 2 --scale %g --prefetch %u", program, SCALE,
+                 prefetch);
+        FILE *pipe = popen(command, "r");
+        assert_non_null(pipe);
+        text[fread(text, 1, sizeof text - 1, pipe)] = '\0';
+        pclose(pipe);
+        for (int i = 0; i < N_SCENARIOS; i++) {
+            char head[64];
+            double measured = 0, predicted = predicted_ms(&scenarios[i], prefetch);
+            snprintf(head, sizeof head, "\n%s: a step takes ", scenarios[i].name);
+            const char *line = strstr(text, head);
+            assert_non_null(line);
+            assert_int_equal(sscanf(line + strlen(head), "%lf", &measured), 1);
+            printf("FCDP_PREFETCH=%u, bound by %s: %.2f ms, predicted %.2f (%+.1f %%)\n", prefetch,
+                   scenarios[i].name, measured, predicted, 100 * (predicted / measured - 1));
+            errors[n++] = fabs(predicted / measured - 1);
+        }
+    }
+    qsort(errors, n, sizeof *errors, ascending);
+    assert_true(errors[n / 2] < 0.03 && errors[n - 1] < 0.10);
+}
+
+int main(void) {
+    if (getenv("TEST_EMULATED")) {
+        printf("the bench is another program, which the emulator does not start\n");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {cmocka_unit_test(steps_are_the_engine_s)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
