@@ -13,7 +13,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-IMPORTS = "import fcdp._fcdp, fcdp_memtrace._trace; print(fcdp._fcdp.__file__)"
+IMPORTS = "import fcdp._fcdp, fcdp_memtrace._trace, fcdp_plan._plan; print(fcdp._fcdp.__file__)"
 
 
 def environment(**settings):

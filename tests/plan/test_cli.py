@@ -269,6 +269,7 @@ def test_memory_that_is_left_keeps_regions(gpt):
     document = found(gpt, "--link 100gbit --pcie 100mbyte --device-budget 6GB")
     assert document["tiers"].count("on the device") >= 10
     assert document["memory"]["cache"] <= 6e9
+    assert document["setting"].startswith("FCDP=1 FCDP_POLICY=next-use")
     assert document["buys"]["1 GB more on each GPU"] < document["step"]["seconds"]
 
 
@@ -283,6 +284,12 @@ def test_less_host_memory_than_parameters(gpt):
 def test_the_batch_with_the_most_samples(gpt):
     document = found(gpt, "--batches")
     assert document["batch"] == 16  # Table V: the largest that fits
+
+
+def test_a_faster_mode_is_named(gpt):
+    """HSDP, where its state fits."""
+    assert "faster, and fits: HSDP" in plan("search", gpt, "--link 25gbit")
+    assert "faster, and fits" not in plan("search", gpt, "--link 25gbit --gpu-memory 32GB")
 
 
 def test_what_does_not_fit_is_said(gpt):

@@ -109,6 +109,23 @@ def binds(job: dict, found: dict, cluster: dict) -> str:
     return f"{names[most]} ({100 * step[most] / step['seconds']:.0f} % of the step)"
 
 
+def setting(found: dict) -> str:
+    """The variables that come closest to the plan. Which regions a budget serves, FCDP chooses by itself."""
+    tiers = {*found["tiers"]}
+    if tiers == {_plan.GATHERED}:
+        return "FCDP=0"
+    parts = ["FCDP=1"]
+    if _plan.ON_DEVICE in tiers:
+        parts.append("FCDP_TAU=1" if len(tiers) == 1 else "FCDP_POLICY=next-use")
+    if _plan.WHOLE in tiers:
+        parts.append("FCDP_RESTORE=whole")
+    if _plan.IN_FILE in tiers:
+        parts.append("FCDP_SPILL_DIR=DIR")
+    if tiers & {_plan.IN_FILE, _plan.GATHERED}:
+        parts.append(f"FCDP_HOST_BUDGET={max(1, found['memory']['host'] / 1e6):.0f}MB")  # 0 sets no limit
+    return " ".join(parts)
+
+
 def run(args: argparse.Namespace) -> int:
     job, schedule = profile.read(args.profile), modes.schedule_of(args)
     description = clusters.described(args)
@@ -128,6 +145,7 @@ def run(args: argparse.Namespace) -> int:
     buys = what_more_buys(job, description, args, schedule, budget)
     if args.json:
         document = {"batch": job["batch"], "device_budget_bytes": budget, **found, "fixed": fixed, "buys": dict(buys)}
+        document["setting"] = setting(found)
         document["tiers"] = [modes.TIERS[tier] for tier in found["tiers"]]
         print(json.dumps(document))
         return 0
@@ -138,6 +156,10 @@ def run(args: argparse.Namespace) -> int:
         which = [region["name"] for region, one in zip(job["regions"], found["tiers"]) if one == tier]
         if which:
             print(f"  {name}: {len(which)} regions, {which[0]}" + (f" to {which[-1]}" if len(which) > 1 else ""))
+    print(f"  setting: {setting(found)}")
+    best = min((name for name in fixed if fixed[name]["fits"]), key=lambda name: fixed[name]["seconds"], default=None)
+    if best and fixed[best]["seconds"] < 0.99 * step["seconds"]:
+        print(f"  faster, and fits: {best} ({modes.SETTINGS[best]}), {seconds(fixed[best]['seconds'])} a step")
     gap = exact["seconds"] / exact["bound"] - 1 if exact["bound"] > 0 else 0
     print("  exact" if exact["is_exact"] else f"  within {100 * gap:.2g} % of the best", "for what the search adds up")
     print(f"  most of the step is busy: {binds(job, found, cluster)}")
