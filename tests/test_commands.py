@@ -136,7 +136,7 @@ CLUSTER = {
     *("--cluster", "--nodes", "--gpus", "--link", "--latency", "--gpu-memory", "--host-memory"),
     *("--pcie", "--node-link", "--disk", "--teraflops", "--trees"),
 }
-SCHEDULE = {"--prefetch", "--micro-batches", "--jitter", "--transport", "--no-overlap"}
+SCHEDULE = {"--prefetch", "--micro-batches", "--jitter", "--transport", "--no-overlap", "--differences"}
 OPTIONS = {
     "fcdp-doctor": {
         *HELP,
@@ -530,7 +530,7 @@ def plan_runs(folder):
         "--cluster h100 --nodes 4 --gpus 4 --link 25gbit --latency 80us --gpu-memory 80GB --host-memory 1TB "
         "--pcie 50gbyte --node-link 300gbyte --disk 5gbyte --teraflops 300 --trees"
     )
-    schedule = "--prefetch 2 --micro-batches 2 --jitter 1 --transport gloo --no-overlap"
+    schedule = "--prefetch 2 --micro-batches 2 --jitter 1 --transport gloo --no-overlap --differences 0.5"
     return {
         "batch": [
             (f"{GPT} --cluster a40 --nodes 2 --json", '{"ZeRO-3": 256, "ZeRO++": 128, "FCDP": 256}\n'),

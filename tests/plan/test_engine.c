@@ -38,7 +38,8 @@ static double predicted_ms(const scenario *s, uint32_t prefetch) {
     plan_region regions[N_GROUPS];
     uint8_t tiers[N_GROUPS];
     plan_step step;
-    plan_schedule schedule = {.prefetch = prefetch, .n_steps = 1, .micro_batches = 1, .reduce_times = 1};
+    plan_schedule schedule = {
+        .prefetch = prefetch, .n_steps = 1, .micro_batches = 1, .reduce_times = 1, .differences = 1};
     double half = (double)GROUP_BYTES / 2, parameters = (double)GROUP_BYTES / 2;
     for (int g = 0; g < N_GROUPS; g++)
         regions[g] = (plan_region){.trainable = parameters,

@@ -53,6 +53,7 @@ static plan_step step_of(const plan_job *job, const plan_cluster *cluster, plan_
     if (!schedule.n_steps) schedule.n_steps = 1;
     if (!schedule.micro_batches) schedule.micro_batches = 1;
     if (schedule.reduce_times <= 0) schedule.reduce_times = 1;
+    if (schedule.differences <= 0) schedule.differences = 1;
     assert_true(plan_simulate(job, cluster, mode, tiers, &schedule, &step));
     return step;
 }
@@ -95,6 +96,8 @@ static void bytes_between_nodes_are_the_papers(void **state) {
         assert_near(s.to_device, tier == PLAN_ON_DEVICE ? 0 : tier == PLAN_WHOLE ? w : w / 8);
         assert_near(s.file, tier == PLAN_IN_FILE ? 2 * w : 0);
     }
+    s = step_of(&job, &c, PLAN_FCDP, PLAN_BY_SLICE, (plan_schedule){.prefetch = 1, .differences = 0.25});
+    assert_near(s.forward_inter, w * nodes / 4);
     fill_job(&job, regions, 1);
     s = step_of(&job, &c, PLAN_FCDP, PLAN_BY_SLICE, ahead);
     assert_near(s.forward_inter + s.backward_inter, 0);
@@ -228,8 +231,12 @@ static void many_steps_take_seconds(void **state) {
     plan_region regions[102];
     uint8_t tiers[102];
     plan_cluster c = a_cluster();
-    plan_schedule schedule = {
-        .prefetch = 1, .n_steps = 1000, .micro_batches = 1, .reduce_times = 1, .jitter = 0.01};
+    plan_schedule schedule = {.prefetch = 1,
+                              .n_steps = 1000,
+                              .micro_batches = 1,
+                              .reduce_times = 1,
+                              .differences = 1,
+                              .jitter = 0.01};
     plan_step step;
     c.n_nodes = 1000;
     memset(tiers, PLAN_BY_SLICE, sizeof tiers);

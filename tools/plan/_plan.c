@@ -68,15 +68,12 @@ static const field shape_fields[] = {
     FIELD(plan_shape, tied, NUMBER),      FIELD(plan_shape, lora_rank, NUMBER),
     FIELD(plan_shape, sequence, NUMBER),  FIELD(plan_shape, recompute, NUMBER),
     FIELD(plan_shape, scores, NUMBER),    END};
-static const field schedule_fields[] = {FIELD(plan_schedule, prefetch, WHOLE),
-                                        FIELD(plan_schedule, n_steps, WHOLE),
-                                        FIELD(plan_schedule, micro_batches, WHOLE),
-                                        FIELD(plan_schedule, no_overlap, FLAG),
-                                        FIELD(plan_schedule, flat_gather, FLAG),
-                                        FIELD(plan_schedule, reduce_times, NUMBER),
-                                        FIELD(plan_schedule, jitter, NUMBER),
-                                        FIELD(plan_schedule, seed, WHOLE),
-                                        END};
+static const field schedule_fields[] = {
+    FIELD(plan_schedule, prefetch, WHOLE),      FIELD(plan_schedule, n_steps, WHOLE),
+    FIELD(plan_schedule, micro_batches, WHOLE), FIELD(plan_schedule, no_overlap, FLAG),
+    FIELD(plan_schedule, flat_gather, FLAG),    FIELD(plan_schedule, reduce_times, NUMBER),
+    FIELD(plan_schedule, differences, NUMBER),  FIELD(plan_schedule, jitter, NUMBER),
+    FIELD(plan_schedule, seed, WHOLE),          END};
 static const field memory_fields[] = {FIELD(plan_memory, state, NUMBER),
                                       FIELD(plan_memory, cache, NUMBER),
                                       FIELD(plan_memory, gathered, NUMBER),

@@ -154,6 +154,7 @@ static void unshard_cached(program *p, size_t i, phase in, bool first_use, int n
         moves.gather = flat;
         moves.node = (plan_bytes){0};
     }
+    moves.gather.inter *= p->schedule->differences;
     int slot = slot_reader(p), fetched = NONE, restored;
     if (moves.restore.file > 0) {
         plan_bytes file = {.file = moves.restore.file};

@@ -28,6 +28,7 @@ typedef struct plan_schedule {
     bool no_overlap;        /* operations one behind the other, as without streams */
     bool flat_gather;       /* FCDP's gather in one ring of all ranks, as the paper has it */
     double reduce_times;    /* a reduce-scatter's bytes, in those of a ring: 1; gloo's: 2 */
+    double differences;     /* FCDP's gathers send this share of what has changed: 1; less: FCDP_CODEC */
     double jitter;          /* of the computing time of a step: its standard deviation, as a share of it */
     uint32_t seed;
 } plan_schedule;

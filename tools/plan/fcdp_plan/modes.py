@@ -48,6 +48,7 @@ SCHEDULE = {
     "no_overlap": False,
     "flat_gather": False,
     "reduce_times": 1,
+    "differences": 1,
     "jitter": 0,
     "seed": 1,
 }
@@ -71,6 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--transport", choices=REDUCE_TIMES, default="nccl", help="what carries reductions (default nccl)"
     )
+    parser.add_argument(
+        "--differences",
+        type=within(0, 1, "shares"),
+        default=1.0,
+        metavar="SHARE",
+        help="FCDP's gathers send this share of what has changed (FCDP_CODEC); default 1",
+    )
     parser.add_argument("--no-overlap", action="store_true", help="nothing runs beside compute, as on CPUs")
 
 
@@ -78,7 +86,11 @@ def schedule_of(args: argparse.Namespace) -> dict:
     """With enough steps for a mean, where they differ."""
     steps = 200 if args.jitter else 1
     given = {"prefetch": args.prefetch, "micro_batches": args.micro_batches}
-    given |= {"reduce_times": REDUCE_TIMES[args.transport], "no_overlap": args.no_overlap}
+    given |= {
+        "differences": args.differences,
+        "reduce_times": REDUCE_TIMES[args.transport],
+        "no_overlap": args.no_overlap,
+    }
     return SCHEDULE | given | {"jitter": args.jitter / 100, "n_steps": steps}
 
 
