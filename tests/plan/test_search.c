@@ -15,7 +15,7 @@
 #include "tests/comm/random.h"
 #include "tools/plan/search.h"
 
-enum { MOST = 7, CHOICES = 5, INSTANCES = 200, LAYERS = 100, ALL_STATES = 1 << 20, SOME_STATES = 1 << 13 };
+enum { MOST = 7, CHOICES = 5, INSTANCES = 200, LAYERS = 100, ALL_STATES = 1 << 20, SOME_STATES = 1 << 11 };
 
 typedef struct instance {
     plan_choice choices[MOST * CHOICES];

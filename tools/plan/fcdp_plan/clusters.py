@@ -10,7 +10,6 @@ from fcdp_memtrace.arguments import at_least
 from fcdp_memtrace.units import size
 from fcdp_plan.failure import Error
 
-GB = 1e9
 # What each key is, in a file that describes a cluster: the parser of its text, and the field of plan_cluster.
 SIZES = {"gpu_memory": "gpu_memory_bytes", "host_memory": "host_memory_bytes"}
 RATES = {
