@@ -167,7 +167,7 @@ fcdp_status fcdp__spill_load(fcdp_spilled *slice, fcdp_dptr to, fcdp_stream stre
     if (b && (!b->claimed || b->version != slice->version)) b = NULL;
     pthread_mutex_unlock(&spill->buffers.mutex);
     if (!b) return fcdp__fail(FCDP_ERR_INVALID, "'%s' was not fetched from FCDP_SPILL_DIR", slice->name);
-    /* another slice's store, even: the thread knows from a host function that it is over, and no event says so */
+    /* another slice's even: the thread knows from a host function that it is over, which is no event's */
     fcdp_status status = fcdp__driver_stream_wait(spill->buffers.drv, stream, b->stored);
     if (!status) status = fcdp__driver_copy_h2d(spill->buffers.drv, to, b->at, slice->bytes, stream);
     if (!status) status = fcdp__driver_event_record(spill->buffers.drv, b->loaded, stream);
