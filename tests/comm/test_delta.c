@@ -95,7 +95,7 @@ static const uint32_t shapes[][2] = {{2, 1}, {2, 2}, {3, 2}};
 
 static void test_fewer_bytes_cross(void **state) {
     (void)state;
-    for (int way = 0; way < 6; way++) {
+    for (int way = 0; way < 6; way += getenv("TEST_COARSER") ? 5 : 1) {
         cluster_config config = make_config(shapes[way % 3][0], shapes[way % 3][1]);
         config.mapping = way < 3 ? FCDP_MAPPING_SLOTS : FCDP_MAPPING_EXACT;
         for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = way % 2;
@@ -121,7 +121,7 @@ static void test_fewer_bytes_cross(void **state) {
 static void test_a_changed_base_crosses_whole(void **state) {
     (void)state;
     test_random random = {random_seed("test_a_changed_base_crosses_whole", 1)};
-    for (int round = 0; round < 12; round++) {
+    for (int round = 0; round < (getenv("TEST_COARSER") ? 3 : 12); round++) {
         cluster_config config = make_config(shapes[round % 3][0], shapes[round % 3][1]);
         uint32_t n_ranks = config.n_nodes * config.node_size;
         mishap what = {.step = 1,
@@ -138,16 +138,16 @@ static void test_a_changed_base_crosses_whole(void **state) {
 static void test_what_comes_wrong_crosses_whole(void **state) {
     (void)state;
     test_random random = {random_seed("test_what_comes_wrong_crosses_whole", 1)};
-    uint64_t n_seen = 0;
-    for (long round = 1; round <= 24; round++) {
+    uint64_t n_seen = 0, n_rounds = getenv("TEST_COARSER") ? 6 : 24;
+    for (uint64_t round = 1; round <= n_rounds; round++) {
         cluster_config config = make_config(shapes[round % 3][0], shapes[round % 3][1]);
         outcome result = run(&config, NULL, 1 + (long)random_below(&random, 24), random_next(&random));
         /* the byte may lie behind what a rank sent, whose differences are not the largest */
         assert_true(result.n_whole == config.n_nodes || result.n_whole == 0);
         n_seen += result.n_whole > 0;
     }
-    print_message("%llu of 24 reached a value\n", (unsigned long long)n_seen);
-    assert_true(n_seen >= 18);
+    print_message("%llu of %llu reached a value\n", (unsigned long long)n_seen, (unsigned long long)n_rounds);
+    assert_true(n_seen >= n_rounds * 3 / 4);
 }
 
 /* The first gather of a group has no base, the second encodes in vain, and the third says so. */
