@@ -81,6 +81,11 @@ typedef struct option_parser {
       "how many groups forward gathers ahead of their use, each into device pages of its own; 0: backward "  \
       "restores none ahead either, which takes the fewest device pages",                                     \
       FIELD(INT, prefetch, 0, 8))                                                                            \
+    X(USER, "FCDP_REDUCE", "flat|hierarchical", "flat",                                                      \
+      "how gradients are summed: flat: by FSDP's own reduce-scatter over all ranks; hierarchical: within "   \
+      "each node, and then between the nodes, in their order, which sends less between them and rounds "     \
+      "sums differently",                                                                                    \
+      FIELD(CHOICE, reduce, 0, 0))                                                                           \
     X(USER, "FCDP_TIMEOUT", "0.1..86400", "300", "seconds to wait for another rank",                         \
       FIELD(REAL, timeout_s, 0.1, 86400))                                                                    \
     X(USER, "FCDP_LOG", "quiet|warn|info|debug", "warn", "what is written to stderr",                        \

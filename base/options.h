@@ -21,6 +21,7 @@ typedef enum fcdp_fingerprint_mode {
     FCDP_FINGERPRINT_DEVICE,
     FCDP_FINGERPRINT_NEVER
 } fcdp_fingerprint_mode;
+typedef enum fcdp_reduce_mode { FCDP_REDUCE_FLAT, FCDP_REDUCE_HIERARCHICAL } fcdp_reduce_mode;
 typedef enum fcdp_agree_mode { FCDP_AGREE_FORWARD, FCDP_AGREE_UNSHARD } fcdp_agree_mode;
 
 typedef enum fcdp_mapping_mode {
@@ -62,7 +63,8 @@ typedef struct fcdp_options {
     fcdp_fingerprint_mode fingerprint; /* FCDP_FINGERPRINT=auto|device|never */
     /* FCDP_AGREE=forward|unshard: how often the ranks agree on what is stale */
     fcdp_agree_mode agree;
-    int prefetch; /* FCDP_PREFETCH, groups gathered ahead in forward */
+    int prefetch;            /* FCDP_PREFETCH, groups gathered ahead in forward */
+    fcdp_reduce_mode reduce; /* FCDP_REDUCE=flat|hierarchical: how gradients are summed */
     /* FCDP_COALESCE: stale groups up to this size are gathered together; 0: never */
     size_t coalesce_bytes;
     bool whole_tensors; /* FCDP_WHOLE_TENSORS=0|1: full_tensor() reads the node's copy */

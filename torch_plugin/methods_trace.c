@@ -65,12 +65,17 @@ FUNCTION(trace_agreement) {
 FUNCTION(trace_plain) {
     int gathers;
     unsigned long long bytes, start_ns;
-    PyObject *crosses;
+    PyObject *between;
     unsigned int n_ranks;
-    if (!PyArg_ParseTuple(args, "pKOIK:trace_plain", &gathers, &bytes, &crosses, &n_ranks, &start_ns))
+    if (!PyArg_ParseTuple(args, "pKOIK:trace_plain", &gathers, &bytes, &between, &n_ranks, &start_ns))
         return NULL;
+    uint64_t inter = 0, intra = 0;
+    if (between != Py_None) {
+        inter = PyLong_AsUnsignedLongLong(between);
+        if (PyErr_Occurred()) return NULL;
+        intra = bytes - inter;
+    }
     binding_trace_open();
-    uint64_t inter = crosses == Py_True ? bytes : 0, intra = crosses == Py_False ? bytes : 0;
     uint16_t kind = gathers ? FCDP_EVENT_PLAIN_GATHER : FCDP_EVENT_REDUCE_SCATTER;
     if (start_ns)
         fcdp__trace_since(start_ns,
@@ -138,11 +143,10 @@ PyMethodDef methods_trace[] = {
          "The ranks have agreed on something since start_ns. n_calls: agreements since the last call;\n"
          "n_bytes: what this rank sent to other nodes.")},
     {"trace_plain", trace_plain, METH_VARARGS,
-     DOC("trace_plain($module, is_gather, n_bytes, crosses, n_ranks, start_ns, /)",
-         "A collective of FSDP's own: an all-gather, or a reduce-scatter.\n\n"
-         "n_bytes: what this rank sends to the next of a ring. crosses: do they leave the node? None:\n"
-         "it is not known. start_ns: the program has waited for it since then; 0: it begins now, on a\n"
-         "stream.")},
+     DOC("trace_plain($module, is_gather, n_bytes, inter_bytes, n_ranks, start_ns, /)",
+         "A collective in the place of FSDP's own: an all-gather, or a reduce-scatter.\n\n"
+         "n_bytes: what this rank sends. inter_bytes: those of them that leave the node; None: it is not\n"
+         "known. start_ns: the program has waited for it since then; 0: it begins now, on a stream.")},
     {"trace_bypass", trace_bypass, METH_VARARGS,
      DOC("trace_bypass($module, name, reason, n_bytes, trainable_bytes, /)",
          "A parameter group is left to FSDP. n_bytes, trainable_bytes: its size, and that of its\n"

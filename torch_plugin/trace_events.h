@@ -9,7 +9,7 @@
     X(PLAIN_GATHER, 97, "plain_gather", "of those, bytes sent between nodes", "ranks",                       \
       "FSDP2 gathered a group itself; this rank sends `bytes` to the next of its ring")                      \
     X(REDUCE_SCATTER, 98, "reduce_scatter", "of those, bytes sent between nodes", "ranks",                   \
-      "FSDP2 reduced gradients; this rank sends `bytes` to the next of its ring")                            \
+      "gradients were reduced, and scattered; this rank sends `bytes`")                                      \
     X(BYPASS, 99, "bypass", "", "", "a group is left to FSDP; its object's `why` says why")
 
 #define FCDP_PLUGIN_CAUSES(X)
@@ -22,7 +22,7 @@
       "between nodes")                                                                                       \
     X(PLAIN_GATHER_INTRA_BYTES, 99, "collectives.plain_gather.intra_bytes_sent", BYTES, SUM,                 \
       "within the node")                                                                                     \
-    X(REDUCE_SCATTER_CALLS, 100, "collectives.reduce_scatter.calls", COUNT, SUM, "of FSDP2's")               \
+    X(REDUCE_SCATTER_CALLS, 100, "collectives.reduce_scatter.calls", COUNT, SUM, "of gradients")             \
     X(REDUCE_SCATTER_INTER_BYTES, 101, "collectives.reduce_scatter.inter_bytes_sent", BYTES, SUM,            \
       "between nodes")                                                                                       \
     X(REDUCE_SCATTER_INTRA_BYTES, 102, "collectives.reduce_scatter.intra_bytes_sent", BYTES, SUM,            \

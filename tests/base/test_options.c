@@ -33,6 +33,7 @@ static void assert_default(const fcdp_options *options) {
     assert_int_equal(options->fingerprint, FCDP_FINGERPRINT_AUTO);
     assert_int_equal(options->agree, FCDP_AGREE_FORWARD);
     assert_int_equal(options->prefetch, 1);
+    assert_int_equal(options->reduce, FCDP_REDUCE_FLAT);
     assert_true(options->whole_tensors);
     assert_true(options->timeout_s == 300);
     assert_int_equal(options->check, 0);
@@ -96,6 +97,7 @@ static void values_reach_their_fields(void **state) {
                                  "FCDP_PIN_CPU=off",
                                  "FCDP_FINGERPRINT=never",
                                  "FCDP_PREFETCH=0",
+                                 "FCDP_REDUCE=hierarchical",
                                  "FCDP_WHOLE_TENSORS=0",
                                  "FCDP_TIMEOUT=2.5",
                                  "FCDP_CHECK=3",
@@ -126,6 +128,7 @@ static void values_reach_their_fields(void **state) {
     assert_int_equal(options.pin_cpu, FCDP_PIN_CPU_OFF);
     assert_int_equal(options.fingerprint, FCDP_FINGERPRINT_NEVER);
     assert_int_equal(options.prefetch, 0);
+    assert_int_equal(options.reduce, FCDP_REDUCE_HIERARCHICAL);
     assert_false(options.whole_tensors);
     assert_true(options.timeout_s == 2.5);
     assert_string_equal(options.cache_dir, "/var/cache/fcdp");
@@ -166,6 +169,8 @@ static void every_choice_is_its_enums_constant(void **state) {
         {"FCDP_TRANSPORT=torch", offsetof(fcdp_options, transport), FCDP_TRANSPORT_TORCH},
         {"FCDP_AGREE=forward", offsetof(fcdp_options, agree), FCDP_AGREE_FORWARD},
         {"FCDP_AGREE=unshard", offsetof(fcdp_options, agree), FCDP_AGREE_UNSHARD},
+        {"FCDP_REDUCE=flat", offsetof(fcdp_options, reduce), FCDP_REDUCE_FLAT},
+        {"FCDP_REDUCE=hierarchical", offsetof(fcdp_options, reduce), FCDP_REDUCE_HIERARCHICAL},
         {"FCDP_LOG=quiet", offsetof(fcdp_options, log), FCDP_LOG_QUIET},
         {"FCDP_LOG=warn", offsetof(fcdp_options, log), FCDP_LOG_WARN},
         {"FCDP_LOG=info", offsetof(fcdp_options, log), FCDP_LOG_INFO},

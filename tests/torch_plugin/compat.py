@@ -4,6 +4,7 @@ copy-out whose version bump upstream fixed, and on a device FSDP2's gather, arou
 
 import functools
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -90,7 +91,27 @@ def _order_edits_of_shards():
     fsdp1._unshard = ordered(fsdp1._unshard, both, both or (PRE_UNSHARD,))
 
 
+def _reduce_scatter_in_two_steps():
+    """TEST_REDUCE=two_steps: what FCDP_REDUCE=hierarchical is compared with. FSDP's own reduce-scatters over two nodes of
+    two ranks add within the nodes first."""
+    original = dist.reduce_scatter_single
+
+    def reduce_scatter(output, input, op=dist.ReduceOp.SUM, group=None, async_op=False):
+        by_fsdp = "/torch/distributed/fsdp/" in sys._getframe(1).f_code.co_filename
+        if not by_fsdp or dist.get_world_size(group) < 4 or op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            return original(output, input, op, group, async_op)
+        rows = [torch.empty_like(input) for _ in range(4)]
+        dist.all_gather(rows, input, group)
+        a, b, c, d = (row.view(4, -1)[dist.get_rank(group)] for row in rows)
+        half = 0.5 if op == dist.ReduceOp.AVG else 1
+        output.copy_((((a + b) * half) + ((c + d) * half)) * half)
+
+    dist.reduce_scatter_single = reduce_scatter
+
+
 def prepare():
+    if os.environ.get("TEST_REDUCE") == "two_steps":
+        _reduce_scatter_in_two_steps()
     if place.KIND != "cpu":
         _order_edits_of_shards()
     _give_the_cpu_stream_events()

@@ -26,6 +26,11 @@ CONFIGURATIONS = {
     )
 }
 CONFIGURATIONS["next_use-slice"] = {**CONFIGURATIONS["tau0-slice"], "FCDP_COALESCE": "0", "FCDP_POLICY": "next-use"}
+# FCDP_REDUCE=hierarchical, and plain FSDP whose reduce-scatter is made to add in that order (compat.py).
+REDUCED = {
+    "two_steps": {"TEST_REDUCE": "two_steps"},
+    "hierarchical": {**CONFIGURATIONS["tau0-slice"], "FCDP_REDUCE": "hierarchical"},
+}
 IN_TURN = ("tau0-slice", "tau0-whole", "tau1-slice", "tau1-whole")
 # The same cases on torch.device("sim") (sim/torch), where the host runs ahead and every access is checked.
 SIM = {"TEST_DEVICE": "sim", "FCDP_SIM_RACES": "1"}

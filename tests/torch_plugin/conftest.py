@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 import launch
-from configurations import CONFIGURATIONS, ON_SIM
+from configurations import CONFIGURATIONS, ON_SIM, REDUCED
 
 
 def have_fcdp():
@@ -48,7 +48,7 @@ class Launches:
 
     def _run(self, names, configuration, warm):
         n = len([*self.folder.glob(f"{configuration}.*.results")])
-        env = {**CONFIGURATIONS, **ON_SIM}.get(configuration)
+        env = {**CONFIGURATIONS, **ON_SIM, **REDUCED}.get(configuration)
         found = launch.run_cases(names, self.folder / f"{configuration}.{n}", env, warm=warm)
         with open(self.folder / f"{configuration}.{n}.results", "wb") as file:
             pickle.dump((frozenset(names), found), file)

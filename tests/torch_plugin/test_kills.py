@@ -5,7 +5,7 @@ import signal
 import pytest
 
 import launch
-from configurations import CONFIGURATIONS, PLAIN
+from configurations import CONFIGURATIONS, PLAIN, REDUCED
 from conftest import needs_fcdp
 from leftovers import Leftovers
 
@@ -17,7 +17,7 @@ GROUPS = ("blocks.", "root")
 def kill(tmp_path, where, configuration, victim=2, flight_timeout_s=10):
     """Plain FSDP2 ends cleanly at such a death, on gloo; with FCDP it must too."""
     before = Leftovers(tmp_path)
-    env = dict(CONFIGURATIONS.get(configuration, {}))
+    env = dict({**CONFIGURATIONS, **REDUCED}.get(configuration, {}))
     if env:
         env["FCDP_TIMEOUT"] = "10"
         if where == "gather":
@@ -91,3 +91,13 @@ def test_one_that_is_not_its_nodes_first_dies(tmp_path):
         assert any("fcdp" in line and "did not come" in line and "rank 3" in line for line in err.splitlines()), (
             job.report()
         )
+
+
+@needs_fcdp
+def test_one_dies_before_a_reduction_in_two_steps(tmp_path):
+    """Its peers, in its node and in its place on the other node, miss it in a step of theirs; the rank that is neither
+    misses one of them."""
+    job = kill(tmp_path, "backward", "hierarchical", victim=3)
+    said = [[line for line in err.splitlines() if "did not come" in line] for err in survivors(job, victim=3)]
+    assert all(said) and any("rank 3" in line for lines in said for line in lines), job.report()
+    assert any("fcdp: the gradients of blocks." in err for err in survivors(job, victim=3)), job.report()

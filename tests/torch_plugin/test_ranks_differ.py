@@ -62,6 +62,7 @@ DIFFERENT = {
     "FCDP_COALESCE": ("1048576", "0"),
     "FCDP_CODEC": ("delta", "none"),
     "FCDP_PREFETCH": ("1", "3"),
+    "FCDP_REDUCE": ("flat", "hierarchical"),
     "FCDP_RESTORE": ("slice", "whole"),
     "FCDP_TRANSPORT": ("auto", "torch"),
     "FCDP_WHOLE_TENSORS": ("1", "0"),

@@ -78,7 +78,7 @@ def stats() -> dict[str, Any]:
       before the first gather;
     - ``collectives``: kind -> calls, inter_bytes_sent, intra_bytes_sent; kinds: gather, restore, agree
       (FCDP's own), plain_gather, reduce_scatter (FSDP's, counted from their sizes and a ring over the
-      ranks);
+      ranks; with FCDP_REDUCE=hierarchical what its two steps send);
     - ``moves``: h2d_bytes, d2h_bytes and counts of stores, slice_loads, whole_loads, evictions, maps,
       memory_waits, and with FCDP_POLICY=next-use plans, and surprises (uses that a plan did not expect);
     - ``gathers``: made, avoided, and of those made: forward, backward; plain: those that FSDP made itself,
@@ -86,6 +86,8 @@ def stats() -> dict[str, Any]:
     - ``wholes``: how often a parameter was asked for as a whole (full_tensor(), full state dicts) and came
       from the node's copy (cached), from a gather of FCDP's that the next forward uses too (gathered), or
       from torch's own gather (plain);
+    - ``reductions``: with FCDP_REDUCE=hierarchical, how many reduce-scatters were hierarchical, how many were
+      flat (FSDP's own), and the reasons of those;
     - ``groups``: one dict per parameter group: name, id (no other group of this process has it), bytes, of
       those trainable_bytes, gathers_made, gathers_avoided, state, in_file (FCDP_SPILL_DIR), ranks_per_node, and
       plain_bytes and gather_bytes as in ``saved``;

@@ -34,6 +34,7 @@ LOOK_SIGNALS: Final[int]
 PASS_BACKWARD: Final[int]
 PASS_FORWARD: Final[int]
 PASS_OTHER: Final[int]
+REDUCE_FLAT: Final[int]
 RESTORE_SLICE: Final[int]
 TENSORS_MAX_DEVICES: Final[int]
 TRANSPORT_AUTO: Final[int]
@@ -80,6 +81,7 @@ class _Options(TypedDict):
     whole_tensors: int
     coalesce_bytes: int
     spill_dir: str
+    reduce: int
 
 class _Topology(TypedDict):
     nodes: int
@@ -236,5 +238,5 @@ def trace_job(rank: int, world_size: int, node: int, n_nodes: int, local_rank: i
 def trace_step(n_steps: int, /) -> None: ...
 def trace_start() -> int: ...
 def trace_agreement(start_ns: int, n_calls: int, n_bytes: int, /) -> None: ...
-def trace_plain(is_gather: bool, n_bytes: int, crosses: bool | None, n_ranks: int, start_ns: int, /) -> None: ...
+def trace_plain(is_gather: bool, n_bytes: int, inter_bytes: int | None, n_ranks: int, start_ns: int, /) -> None: ...
 def trace_bypass(name: str, reason: str, n_bytes: int, trainable_bytes: int, /) -> None: ...

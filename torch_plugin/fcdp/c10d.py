@@ -35,6 +35,7 @@ _ALIKE = {
     "coalesce_bytes": "FCDP_COALESCE",
     "codec": "FCDP_CODEC",
     "prefetch": "FCDP_PREFETCH",
+    "reduce": "FCDP_REDUCE",
     "restore": "FCDP_RESTORE",
     "transport": "FCDP_TRANSPORT",
     "whole_tensors": "FCDP_WHOLE_TENSORS",
@@ -189,6 +190,7 @@ class Shards:
         self.n_groups = 0  # served so far
         self.agreements = 0
         self.agree_bytes = 0  # from this rank to other nodes
+        self.reducer: Any = None  # reduce.py's
         self.meets = False  # its ranks of each node have host memory in common
         backend, self.store = _backend_of(group, device), distributed_c10d._get_default_store()
         if self.store is None:
@@ -273,7 +275,7 @@ class Shards:
         """Its connections end. No collective of it is under way."""
         for lane in (*self.lanes.values(), self.control):
             lane.close()
-        self.lane_store = None
+        self.lane_store = self.reducer = None
 
     def agree(self, votes: bytes) -> bytes:
         """The maximum of every byte over the group's ranks (comm/ballot.h)."""

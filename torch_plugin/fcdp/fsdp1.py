@@ -14,14 +14,16 @@ FSDP1 runs.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from fcdp import _fcdp, adopt, plain, presence, seam, settings, steps
+from fcdp import _fcdp, adopt, plain, presence, reduce, seam, settings, steps
 from fcdp.flat import Cut, cut, pieces
 from fcdp.group import Description, Group, address_of
 from fcdp.seam import stream_of, version_of, wrap
@@ -35,6 +37,9 @@ _FLAT_PARAM = (
     "_local_shard _sharded_size _unpadded_unsharded_size _full_param_padded _params _param_infos "
     "_shard_param_infos _numels_with_padding _is_padding_mask"
 ).split()
+
+# Of each state, where FCDP_REDUCE=hierarchical.
+_STATE = "_comm_hook _comm_hook_state _gradient_predivide_factor _gradient_postdivide_factor".split()
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -410,5 +415,48 @@ def _patch_runtime(module: ModuleType) -> None:
         bytes_ = handle.flat_param._sharded_size.numel() * handle.flat_param.grad.itemsize
         if handle.__dict__.get("_fcdp") is not None:
             handle._fcdp.reduced()
-        with seam.reduction(handle.process_group, handle.device, bytes_, lambda: _name(handle) or "the root"):
+        reducer = _reducer(state, handle)
+        with (
+            seam.reduction(handle.process_group, handle.device, bytes_, lambda: _name(handle) or "the root", reducer),
+            _reduces_in_steps(state, reducer) if reducer is not None else contextlib.nullcontext(),
+        ):
             return original(state, handle)
+
+
+def _reducer(state: Any, handle: Any) -> reduce.Reducer | None:
+    """What reduces in the place of FSDP1's reduce-scatter, with FCDP_REDUCE=hierarchical. None: FSDP1 does."""
+    if not reduce.is_on() or handle.process_group.size() == 1:
+        return None
+    reason = None
+    missing = [name for name in _STATE if not hasattr(state, name)]
+    if missing:
+        reason = seam.unknown_torch("FSDP1", f"{type(state).__name__}.{missing[0]}")
+    elif state._comm_hook is not None:
+        reason = "it has a communication hook"
+    elif handle._sharding_strategy.name.startswith(("HYBRID", "_HYBRID")):
+        reason = "FSDP1's hybrid strategies take no communication hook"
+    elif getattr(handle, "_use_fake_reduce", False):
+        reason = "FSDP_USE_FAKE_REDUCE is set"
+    if reason:
+        reduce.leave(reason)
+        return None
+    return reduce.reducer_of(handle.process_group)
+
+
+@contextlib.contextmanager
+def _reduces_in_steps(state: Any, reducer: reduce.Reducer) -> Iterator[None]:
+    """FSDP1's communication hook for the time of one reduction. Where there is a hook, FSDP1 leaves the divisions to it,
+    which keep float16 from overflowing."""
+
+    def hook(_: object, gradient: torch.Tensor, output: torch.Tensor) -> None:
+        if state._gradient_predivide_factor > 1:
+            gradient.div_(state._gradient_predivide_factor)
+        reducer.reduce_scatter(output, gradient, dist.ReduceOp.SUM, may_overwrite=False)
+        if state._gradient_postdivide_factor > 1:
+            output.div_(state._gradient_postdivide_factor)
+
+    state._comm_hook = hook
+    try:
+        yield
+    finally:
+        state._comm_hook = None

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from fcdp import _fcdp, adopt, bypassed, extension, plain, presence, seam, settings, steps, whole, words
+from fcdp import _fcdp, adopt, bypassed, extension, plain, presence, reduce, seam, settings, steps, whole, words
 from fcdp.extension import Input
 from fcdp.group import Description, Group
 from fcdp.released import Storages
@@ -141,6 +141,40 @@ def _custom_gather(param_group: Any) -> str | None:
     ]
     comm = getattr(param_group, "_all_gather_comm", None)
     return None if comm is None or type(comm) in own else f"it has a custom all-gather ({type(comm).__name__})"
+
+
+class _InSteps:
+    """FSDP2's reduce-scatter in two steps (reduce.py), in memory from `own`, FSDP2's own, which runs for operations that
+    the reducer does not serve."""
+
+    def __init__(self, own: Any, reducer: reduce.Reducer):
+        self.own, self.reducer = own, reducer
+        self.allocate = own.allocate
+
+    def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+        if not self.reducer.serves(op):
+            return self.own(
+                output_tensor=output_tensor, input_tensor=input_tensor, group=group, op=op, async_op=async_op
+            )
+        self.reducer.reduce_scatter(output_tensor, input_tensor, op, may_overwrite=True)
+
+
+def _reducer(group: Any, comm: Any) -> reduce.Reducer | None:
+    """What reduces in the place of `comm`, FSDP2's reduce-scatter over `group`, with FCDP_REDUCE=hierarchical. None:
+    FSDP2 does."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
+    if not reduce.is_on():
+        return None
+    own = [getattr(collectives, name, None) for name in ("DefaultReduceScatter", "ProcessGroupAllocReduceScatter")]
+    if type(comm) not in own:
+        reduce.leave(
+            f"it has a reduce-scatter of another kind ({type(comm).__name__})"
+            if comm is not None
+            else "FSDP2's reduce-scatter can be replaced from torch 2.9 on"
+        )
+        return None
+    return reduce.reducer_of(group)
 
 
 def _has_extension(param_group: Any) -> bool:
@@ -480,7 +514,8 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
 
     @wrap(group_module, "foreach_reduce")
     def reduce(original, *args, **kwargs):
-        bound = reduce_signature.bind(*args, **kwargs).arguments
+        call = reduce_signature.bind(*args, **kwargs)
+        bound = call.arguments
         fsdp_params, grads, group = bound["fsdp_params"], bound["unsharded_grads"], bound["reduce_scatter_group"]
         if group is None or not grads:
             return original(*args, **kwargs)
@@ -490,7 +525,12 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
         def names() -> str:
             return ", ".join(sorted({_param_name(p) for p in fsdp_params})[:3]) + ", ..."
 
-        with seam.reduction(group, fsdp_params[0].device, bytes_, names):
+        comm = bound.get("reduce_scatter_comm")
+        reducer = _reducer(group, comm) if group.size() > 1 else None
+        if reducer is not None:
+            bound["reduce_scatter_comm"] = _InSteps(comm, reducer)
+            args, kwargs = call.args, call.kwargs
+        with seam.reduction(group, fsdp_params[0].device, bytes_, names, reducer):
             return original(*args, **kwargs)
 
     @wrap(param_module, "free_storage")

@@ -1,4 +1,5 @@
-"""Counts the collectives that FSDP makes itself: from their sizes and a ring over the ranks."""
+"""Counts the collectives that FSDP makes itself: from their sizes and a ring over the ranks; and reductions in the
+place of its own."""
 
 from __future__ import annotations
 
@@ -34,4 +35,14 @@ def count(
         crosses = around.crosses(dist.get_process_group_ranks(group)) if around is not None else None
     if crosses is not None:
         entry[1 if crosses else 2] += bytes_per_hop
-    _fcdp.trace_plain(kind == "plain_gather", bytes_per_hop, crosses, group.size(), start_ns)
+    inter_bytes = None if crosses is None else bytes_per_hop if crosses else 0
+    _fcdp.trace_plain(kind == "plain_gather", bytes_per_hop, inter_bytes, group.size(), start_ns)
+
+
+def count_reduction(inter_bytes: int, intra_bytes: int, n_ranks: int, start_ns: int = 0) -> None:
+    """A reduce-scatter in two steps (reduce.py): what this rank sends to other nodes, and within its node."""
+    entry = counts["reduce_scatter"]
+    entry[0] += 1
+    entry[1] += inter_bytes
+    entry[2] += intra_bytes
+    _fcdp.trace_plain(False, inter_bytes + intra_bytes, inter_bytes, n_ranks, start_ns)

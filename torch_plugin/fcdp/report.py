@@ -31,6 +31,7 @@ def _nothing_yet() -> dict[str, Any]:
         "host_bytes": {"current": 0, "peak": 0},
         "host": {},
         "cache": {"read_bytes": 0, "written_bytes": 0},
+        "reductions": {"hierarchical": 0, "flat": 0, "reasons": []},
         "spill": {"bytes": 0, "written_bytes": 0, "read_bytes": 0, "failures": 0, "waits": 0, "wait_seconds": 0.0},
         "deltas": {"gathers": 0, "whole": 0},
         "asleep_bytes": 0,
@@ -49,10 +50,11 @@ def stats() -> dict[str, Any]:
     settings = sys.modules.get("fcdp.settings")
     if settings is None or not settings.options:
         return out
-    from fcdp import _fcdp, bypassed, group, plain, shard_groups, whole
+    from fcdp import _fcdp, bypassed, group, plain, reduce, shard_groups, whole
     from fcdp.runtime import runtime
 
     out |= {
+        "reductions": reduce.counts(),
         "enabled": True,
         "collectives": {kind: _counts(values) for kind, values in plain.counts.items()},
         "gathers": out["gathers"] | {"plain": plain.counts["plain_gather"][0]},

@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from fcdp import _fcdp, group, plain, report, shard_groups, steps, tensors, words
 from fcdp.c10d import Shards
 from fcdp.failures import call
+from fcdp.reduce import Reducer
 from fcdp.runtime import runtime
 from fcdp.settings import options
 from fcdp.tree import Tree
@@ -119,16 +120,22 @@ def add_note(error: Exception, text: str) -> None:
 
 @contextlib.contextmanager
 def reduction(
-    over: dist.ProcessGroup, device: torch.device, shard_bytes: int, names: Callable[[], str]
+    over: dist.ProcessGroup,
+    device: torch.device,
+    shard_bytes: int,
+    names: Callable[[], str],
+    reducer: Reducer | None = None,
 ) -> Iterator[None]:
-    """Around a reduce-scatter of FSDP's that leaves `shard_bytes` with each rank: counts it, and where it fails, says
-    whose gradients these were. The program waits for one of CPU tensors, which has a duration then; one on a stream
-    is counted when it is put there."""
+    """Around a reduce-scatter that leaves `shard_bytes` with each rank: counts it, and where it fails, says whose
+    gradients these were. The program waits for one of CPU tensors, which has a duration then; one on a stream is
+    counted when it is put there. One that `reducer` has made is counted there."""
     on_host = device.type == "cpu"
     rounds = 1 if device.type == "cuda" else 2  # gloo reduces everywhere and keeps a part: twice around the ring
     bytes_ = rounds * shard_bytes * (over.size() - 1)
+
+    n_made = reducer.n_made if reducer is not None else 0
     start_ns = _fcdp.trace_start() if on_host else 0
-    if not on_host:
+    if not on_host and reducer is None:
         plain.count("reduce_scatter", over, bytes_)
     try:
         yield
@@ -137,7 +144,7 @@ def reduction(
             add_note(error, f"fcdp: the gradients of {names()} were not reduced over {over.size()} ranks")
         raise
     finally:
-        if on_host:
+        if reducer is None and on_host or reducer is not None and reducer.n_made == n_made:
             plain.count("reduce_scatter", over, bytes_, start_ns=start_ns)
 
 

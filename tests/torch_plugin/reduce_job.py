@@ -1,0 +1,164 @@
+"""One rank of test_reduce.py: what it says to do, its results in a file for each rank. argv: the folder, then `train` or
+`sums`."""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, fully_shard
+
+import run
+from models import Net, wrap
+
+ON = os.environ.get("FCDP") == "1"
+N_STEPS = 3
+
+
+def digest(tensors):
+    return hashlib.blake2b(b"".join(map(run.raw_bytes, tensors)), digest_size=12).hexdigest()
+
+
+def in_mesh(model, **kwargs):
+    """Over all ranks, or in plain FSDP2 as HSDP over two nodes."""
+    n = dist.get_world_size()
+    names = ("replicate", "shard")
+    mesh = init_device_mesh("cpu", (n,)) if ON else init_device_mesh("cpu", (2, n // 2), mesh_dim_names=names)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, **kwargs)
+    return fully_shard(model, mesh=mesh, **kwargs)
+
+
+def policy(reduce_dtype, param_dtype=torch.bfloat16):
+    return {"mp_policy": MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)}
+
+
+def set_everywhere(name, *values):
+    def change(model):
+        for module in model.modules():
+            if hasattr(module, name):
+                getattr(module, name)(*values)
+
+    return change
+
+
+FSDP2 = {
+    "float32": ({}, None),
+    "bf16_reduced_in_float32": (policy(torch.float32), None),
+    "bf16": (policy(torch.bfloat16), None),
+    "float16_divided_twice": (policy(torch.float16, torch.float16), None),
+    "sums_divided_later": ({}, set_everywhere("set_force_sum_reduction_for_comms", True)),
+    "divided_by_8": (
+        {},
+        lambda model: (
+            set_everywhere("set_force_sum_reduction_for_comms", True)(model),
+            set_everywhere("set_gradient_divide_factor", 8.0)(model),
+        ),
+    ),
+}
+
+
+def of_fsdp2(kwargs, change):
+    model = in_mesh(Net(), **kwargs)
+    if change:
+        change(model)
+    return model, lambda: [p.grad.full_tensor() for p in model.parameters()], None
+
+
+def of_fsdp1():
+    strategy = ShardingStrategy.FULL_SHARD if ON else ShardingStrategy.HYBRID_SHARD
+    group = {}
+    if not ON:
+        group["device_mesh"] = init_device_mesh("cpu", (2, dist.get_world_size() // 2))
+    model = wrap(Net(), sharding_strategy=strategy, use_orig_params=True, **group)
+
+    def gradients():
+        with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
+            return [p.grad.clone() for p in model.parameters()]
+
+    return model, gradients, model.no_sync
+
+
+def train(make):
+    torch.manual_seed(5)
+    model, gradients, no_sync = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data, said = torch.Generator().manual_seed(dist.get_rank()), []
+    for _ in range(N_STEPS):
+        for is_last in (False, True):
+            x = torch.randn(4, 11, generator=data)
+            if no_sync is None:
+                model.set_requires_gradient_sync(is_last)
+            with contextlib.nullcontext() if no_sync is None or is_last else no_sync():
+                loss = model(x).float().square().mean()
+                loss.backward()
+        said.append([loss.item(), digest(gradients())])
+        optimizer.step()
+        optimizer.zero_grad()
+    return said
+
+
+class Product(nn.Module):
+    """Its gradient is what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(13, 3))
+
+    def forward(self, x):
+        return (self.weight * x).sum()
+
+
+def added(ranks, dtype):
+    """The gradients of the ranks, in the order in which they are to be added: within the nodes, then those of the
+    nodes, halves in float32 where there are more than two."""
+    size = int(os.environ["FCDP_LOCAL_SIZE"])
+    rows = [torch.randn(13, 3, generator=torch.Generator().manual_seed(50 + rank)).to(dtype) for rank in ranks]
+    nodes = [rows[i] if size == 1 else (rows[i] + rows[i + 1]) / 2 for i in range(0, len(rows), size)]
+    wide = torch.float32 if len(nodes) > 2 else dtype
+    total = nodes[0].to(wide)
+    for node in nodes[1:]:
+        total = total + node
+    return (total / len(nodes)).to(dtype), rows[dist.get_rank()]
+
+
+def sums():
+    """[dtype, is each element what it must be, is it what it was the first time]"""
+    out = []
+    for dtype in (torch.float32, torch.bfloat16):
+        expected, mine = added(range(dist.get_world_size()), dtype)
+        model, first = fully_shard(Product(), **policy(dtype, dtype)), None
+        for _ in range(3):
+            model.zero_grad()
+            model(mine).backward()
+            found = model.weight.grad.full_tensor().to(dtype)
+            first = found if first is None else first
+            out.append([str(dtype), torch.equal(found, expected), torch.equal(found, first)])
+    return out
+
+
+def main():
+    folder, what = pathlib.Path(sys.argv[1]), sys.argv[2]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    if what == "sums":
+        result = {"sums": sums()}
+    else:
+        result = {name: train(lambda of=of: of_fsdp2(*of)) for name, of in FSDP2.items()}
+        result["fsdp1"] = train(of_fsdp1)
+    if ON:
+        import fcdp
+
+        result["stats"] = fcdp.stats()
+    (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(result))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

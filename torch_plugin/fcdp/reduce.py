@@ -1,0 +1,171 @@
+"""FCDP_REDUCE=hierarchical: gradients are summed within each node first, and then between the nodes.
+
+FSDP's reduce-scatter is over all ranks of a shard group, and the link between nodes carries what its algorithm
+makes of that: 2 (N - 1)/N of the gradients per node over gloo on N nodes, and more where a ring enters a node
+more than once. In two steps it is (N - 1)/N over any transport. A rank's gradients are `nodes x ranks_per_node`
+rows, one for each rank of the group:
+
+    within:   row (k, l) of every rank of the node -> summed on local rank l          for every node k
+    between:  that sum goes to node k's local rank l, which adds what comes from the nodes in the nodes' order
+
+Both are made by backends like the job's own (gloo, NCCL), on the stream on which FSDP reduces. The order of the sums
+is the same in every run. It is HSDP's on two nodes, whose steps are a reduce-scatter within the node and an
+all-reduce between the nodes. Where this cannot serve, FSDP's own reduce-scatter runs, on all ranks of the shard
+group alike, and one line says so.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from fcdp import _fcdp, plain, shard_groups, words
+from fcdp.c10d import Shards, Unsupported
+from fcdp.rollcall import RollCall
+from fcdp.settings import options
+
+_calls = {"hierarchical": 0, "flat": 0}  # reduce-scatters while the option is on
+_reasons: list[str] = []  # why some were flat
+
+_HALF = (torch.float16, torch.bfloat16)  # more than two of them are added in float32
+
+
+def is_on() -> bool:
+    return options.get("reduce", _fcdp.REDUCE_FLAT) != _fcdp.REDUCE_FLAT
+
+
+def counts() -> dict[str, Any]:
+    """For fcdp.stats()."""
+    return {**_calls, "reasons": list(_reasons)}
+
+
+def leave(reason: str) -> None:
+    """FSDP's own reduce-scatter runs."""
+    _calls["flat"] += 1
+    if reason not in _reasons:
+        _reasons.append(reason)
+        words.say(f"FCDP_REDUCE=hierarchical: {reason}; FSDP's own reduce-scatter runs")
+
+
+class _Lane:
+    """The ranks that one step is among, and their backend for the gradients' device. Making it is a collective of
+    theirs."""
+
+    def __init__(self, shards: Shards, kind: str, ranks: list[int], like: Any):
+        me, store, name = shards.ranks[shards.rank], shards.lane_store, f"{shards.name}/{kind}"
+        self.size, self.place = len(ranks), ranks.index(me)
+        self.roll = RollCall(ranks, me, store, f"{name}/{ranks[0]}/roll")
+        self.backend: Any = None
+        if self.size > 1:
+            own = dist.PrefixStore(f"{name}/{ranks[0]}", store)
+            self.backend = _backend(like, own, self.place, self.size, timedelta(seconds=shards.timeout_s))
+
+
+def _backend(like: Any, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """One of the kind of `like`, in none of c10d's tables (c10d.py says why). Raises Unsupported."""
+    name = like.name()
+    if name == "gloo":
+        return distributed_c10d.ProcessGroupGloo(store, rank, size, timeout)
+    if name == "nccl":
+        nccl = distributed_c10d.ProcessGroupNCCL.Options()
+        nccl._timeout = timeout
+        return distributed_c10d.ProcessGroupNCCL(store, rank, size, nccl)
+    plugin = dist.Backend._plugins.get(name.upper())
+    if plugin is None or plugin.extended_api:
+        raise Unsupported(f"no backend of the kind '{name}' can be made beside the job's own")
+    return plugin.creator_fn(store, rank, size, timeout)
+
+
+class Reducer:
+    """Both steps for the ranks of one shard group. Making it is a collective of theirs."""
+
+    def __init__(self, group: dist.ProcessGroup, shards: Shards):
+        self.device, self.n_nodes = shards.device, shards.topology["nodes"]
+        self.n_made = 0  # reduce-scatters so far
+        node, n = shards.topology["node"], shards.node_size
+        try:
+            like = group._get_backend(self.device)
+            self.within = _Lane(shards, "sum", shards.ranks[node * n : (node + 1) * n], like)
+            self.between = _Lane(shards, "cross", shards.ranks[shards.local :: n], like)
+            problem = None
+        except (RuntimeError, AttributeError, TypeError, Unsupported) as error:
+            problem = Unsupported(*map(str, error.args))
+        shards.raise_together(problem)
+
+    def reduce_scatter(self, output: torch.Tensor, gradients: torch.Tensor, op: Any, may_overwrite: bool) -> None:
+        """`gradients`: this rank's, a row for each rank of the group; `output`: what all ranks' rows for this one add up
+        to, with `op` as a reduce-scatter takes it. On the current stream. `may_overwrite`: the gradients are not read
+        behind it."""
+        self.n_made += 1
+        _calls["hierarchical"] += 1
+        start_ns = _fcdp.trace_start() if self.device.type == "cpu" else 0
+        sums = self.sum_in_node(gradients.view(self.n_nodes, -1), op)
+        if may_overwrite and self.within.size > 1:
+            taken = gradients.view(-1)[: sums.numel()].view_as(sums)
+        else:
+            taken = torch.empty_like(sums)
+        self.cross(output.view(-1), sums, op, taken)
+        sent = output.nbytes * (self.n_nodes - 1), gradients.nbytes - sums.nbytes
+        plain.count_reduction(*sent, self.n_nodes * self.within.size, start_ns)
+
+    def serves(self, op: Any) -> bool:
+        """A sum whose terms are multiplied by a number first is one within the node, which then must have several
+        ranks: a sum of such sums is a plain one. `op` is the same on all ranks."""
+        of_several = [dist.ReduceOp.PREMUL_SUM] if self.within.size > 1 else []
+        if any(op == one for one in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, *of_several)):
+            return True
+        leave(f"it does not reduce by {op}")
+        return False
+
+    def sum_in_node(self, gradients: torch.Tensor, op: Any) -> torch.Tensor:
+        """(nodes, n): for each node, what the rows for its local rank add up to in this node. `gradients`: (nodes,
+        ranks_per_node * n)."""
+        lane = self.within
+        if lane.backend is None:
+            return gradients
+        sums = gradients.new_empty(self.n_nodes, gradients.shape[1] // lane.size)
+        settings = distributed_c10d.ReduceScatterOptions()
+        settings.reduceOp = op
+        with lane.roll.explains(lane.roll.enter()):
+            works = [lane.backend._reduce_scatter_base(out, rows, settings) for out, rows in zip(sums, gradients)]
+            for work in works:
+                work.wait()
+        return sums
+
+    def cross(self, output: torch.Tensor, sums: torch.Tensor, op: Any, taken: torch.Tensor) -> None:
+        """`output`: the sum of all nodes' rows for this one, in the nodes' order. `taken`: memory like `sums`."""
+        lane = self.between
+        with lane.roll.explains(lane.roll.enter()):
+            lane.backend.alltoall_base(taken, sums, [], [], distributed_c10d.AllToAllOptions()).wait()
+        first, *others = taken.unbind()
+        if taken.dtype in _HALF and len(others) > 1:
+            first = first.float()
+        total = torch.add(first, others[0], out=output if first.dtype == output.dtype else None)
+        for other in others[1:]:
+            total.add_(other)
+        if op == dist.ReduceOp.AVG:
+            total.div_(self.n_nodes)
+        if total is not output:
+            output.copy_(total)
+
+
+def reducer_of(group: dist.ProcessGroup) -> Reducer | None:
+    """Of a shard group of several nodes; None: FSDP's own reduce-scatter runs. The same answer on every rank of the
+    group, which all ask."""
+    shards = shard_groups.known(group)
+    if not isinstance(shards, Shards):
+        leave(str(shards) if isinstance(shards, Unsupported) else "FCDP gathers no parameters of this process group")
+        return None
+    if shards.reducer is None:
+        try:
+            shards.reducer = Reducer(group, shards)
+        except Unsupported as error:
+            shards.reducer = error.with_traceback(None)
+    if isinstance(shards.reducer, Unsupported):
+        leave(str(shards.reducer))
+        return None
+    return shards.reducer
