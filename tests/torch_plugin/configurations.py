@@ -26,11 +26,6 @@ CONFIGURATIONS = {
     )
 }
 CONFIGURATIONS["next_use-slice"] = {**CONFIGURATIONS["tau0-slice"], "FCDP_COALESCE": "0", "FCDP_POLICY": "next-use"}
-# FCDP_REDUCE=hierarchical, and plain FSDP whose reduce-scatter is made to add in that order (compat.py).
-REDUCED = {
-    "two_steps": {"TEST_REDUCE": "two_steps"},
-    "hierarchical": {**CONFIGURATIONS["tau0-slice"], "FCDP_REDUCE": "hierarchical"},
-}
 IN_TURN = ("tau0-slice", "tau0-whole", "tau1-slice", "tau1-whole")
 # The same cases on torch.device("sim") (sim/torch), where the host runs ahead and every access is checked.
 SIM = {"TEST_DEVICE": "sim", "FCDP_SIM_RACES": "1"}
@@ -45,6 +40,12 @@ ON_SIM = {
     # The host waits for fingerprints, and for what it coalesces: that would hide an order that is missing.
     "sim-signals": {**SIM_FCDP, "FCDP_FINGERPRINT": "never", "FCDP_COALESCE": "0"},
     "sim-quarantine": {**SIM_FCDP, "FCDP_CHECK": "2"},
+}
+# FCDP_REDUCE=hierarchical, and plain FSDP whose reduce-scatter is made to add in that order (compat.py).
+REDUCED = {
+    "two_steps": {"TEST_REDUCE": "two_steps"},
+    "hierarchical": {**CONFIGURATIONS["tau0-slice"], "FCDP_REDUCE": "hierarchical"},
+    "sim-hierarchical": {**ON_SIM["sim-slots"], "FCDP_REDUCE": "hierarchical"},
 }
 IN_ALL = ("accumulate_with_sync",)  # cases by which tests see that a configuration is what it says
 OF_ORDER = ("fsdp1_cpu_offload", "fsdp1_parameters_replaced_by_data_bf16")  # whose faults only a device shows

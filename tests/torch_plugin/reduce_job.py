@@ -18,7 +18,7 @@ import run
 from models import Net, wrap
 
 ON = os.environ.get("FCDP") == "1"
-N_STEPS = 3
+N_STEPS = 2
 
 
 def digest(tensors):
@@ -91,10 +91,14 @@ def train(make):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     data, said = torch.Generator().manual_seed(dist.get_rank()), []
     for _ in range(N_STEPS):
-        for is_last in (False, True):
+        for order, is_last in (([0, 1], False), ([1, 2], False), ([0, 1], True)):
             x = torch.randn(4, 11, generator=data)
-            if no_sync is None:
+            if no_sync is None and ON:
                 model.set_requires_gradient_sync(is_last)
+            elif no_sync is None:  # as what is kept: reduced within the node
+                model.set_requires_all_reduce(is_last)
+            if no_sync is None:
+                model.order = order
             with contextlib.nullcontext() if no_sync is None or is_last else no_sync():
                 loss = model(x).float().square().mean()
                 loss.backward()
@@ -128,6 +132,23 @@ def added(ranks, dtype):
     return (total / len(nodes)).to(dtype), rows[dist.get_rank()]
 
 
+def what_is_kept():
+    """Elements of gradients on this rank behind a micro-batch that is not synchronised, and of the model's parameters."""
+    model = in_mesh(Net(dim=64))
+    model.set_requires_gradient_sync(False)
+    model(torch.ones(4, 11)).square().mean().backward()
+    groups = [group for module in model.modules() for group in groups_of(module)]
+    unsharded = [
+        p._unsharded_param.grad for group in groups for p in group.fsdp_params if p._unsharded_param.grad is not None
+    ]
+    kept = [group._fcdp_kept.rows for group in groups if getattr(group, "_fcdp_kept", None) is not None]
+    return sum(t.numel() for t in kept + unsharded), sum(p.numel() for p in model.parameters())
+
+
+def groups_of(module):
+    return fsdp2._groups_of(module._get_fsdp_state()) if hasattr(module, "_get_fsdp_state") else []
+
+
 def sums():
     """[dtype, is each element what it must be, is it what it was the first time]"""
     out = []
@@ -153,9 +174,13 @@ def main():
         result = {name: train(lambda of=of: of_fsdp2(*of)) for name, of in FSDP2.items()}
         result["fsdp1"] = train(of_fsdp1)
     if ON:
+        global fsdp2
         import fcdp
+        from fcdp import fsdp2
 
         result["stats"] = fcdp.stats()
+        if what == "sums":
+            result["kept"] = what_is_kept()
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(result))
     dist.destroy_process_group()
 

@@ -36,6 +36,8 @@ class _Here(threading.local):
 
     param_group: Any = None  # FSDPParamGroup being unsharded
     inputs: list[list[torch.Tensor]] | None = None  # what its parameters' extensions give to this gather
+    reduced: Any = None  # FSDPParamGroup whose gradients are reduced
+    keeps = False  # within the node, until a later micro-batch
 
 
 _here = _Here()
@@ -143,20 +145,85 @@ def _custom_gather(param_group: Any) -> str | None:
     return None if comm is None or type(comm) in own else f"it has a custom all-gather ({type(comm).__name__})"
 
 
+class _Kept:
+    """The node's sums of gradients that have not crossed (reduce.py): rows of the parameters' shards, one for each node.
+    In FSDP2 without FCDP they are where nobody reads them either, as gradients of the unsharded parameters."""
+
+    def __init__(self, fsdp_params: list[Any], rows: torch.Tensor):
+        self.fsdp_params, self.rows = fsdp_params, rows
+
+    def of(self, fsdp_params: list[Any], dtype: torch.dtype) -> torch.Tensor:
+        """For these parameters, which are more or the same ones; zeros where nothing is kept. On the current stream."""
+        if fsdp_params == self.fsdp_params:
+            return self.rows.to(dtype)
+        sizes = [p.padded_sharded_param_size.numel() for p in fsdp_params]
+        rows = self.rows.new_zeros(len(self.rows), sum(sizes), dtype=dtype)
+        places = dict(zip(fsdp_params, rows.split(sizes, dim=1)))
+        for fsdp_param, part in zip(
+            self.fsdp_params, self.rows.split([p.padded_sharded_param_size.numel() for p in self.fsdp_params], dim=1)
+        ):
+            places[fsdp_param].copy_(part)
+        return rows
+
+
 class _InSteps:
     """FSDP2's reduce-scatter in two steps (reduce.py), in memory from `own`, FSDP2's own, which runs for operations that
-    the reducer does not serve."""
+    the reducer does not serve. `kept`: what is added between the steps."""
 
-    def __init__(self, own: Any, reducer: reduce.Reducer):
-        self.own, self.reducer = own, reducer
+    def __init__(self, own: Any, reducer: reduce.Reducer, fsdp_params: list[Any], kept: _Kept | None):
+        self.own, self.reducer, self.fsdp_params, self.kept = own, reducer, fsdp_params, kept
         self.allocate = own.allocate
+
+    def kept_rows(self, dtype: torch.dtype) -> torch.Tensor | None:
+        return None if self.kept is None else self.kept.of(self.fsdp_params, dtype)
 
     def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
         if not self.reducer.serves(op):
             return self.own(
                 output_tensor=output_tensor, input_tensor=input_tensor, group=group, op=op, async_op=async_op
             )
-        self.reducer.reduce_scatter(output_tensor, input_tensor, op, may_overwrite=True)
+        kept = self.kept_rows(input_tensor.dtype)
+        self.reducer.reduce_scatter(output_tensor, input_tensor, op, may_overwrite=True, kept=kept)
+
+
+class _WithinNode(_InSteps):
+    """Its first step alone. FSDP2 allocates the input and then the output, which has a row for each node here."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.allocate = self._allocate_input
+
+    def _allocate_input(self, size, *, dtype, device):
+        self.allocate = self._allocate_output
+        return self.own.allocate(size, dtype=dtype, device=device)
+
+    def _allocate_output(self, size, *, dtype, device):
+        return self.own.allocate((size[0] * self.reducer.n_nodes,), dtype=dtype, device=device)
+
+    def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+        self.reducer.keep(output_tensor, input_tensor, op, self.kept_rows(input_tensor.dtype))
+
+
+class _OfOne:
+    """As a group of replicas: FSDP2 does not all-reduce yet what it has reduced, and returns it."""
+
+    @staticmethod
+    def size() -> int:
+        return 1
+
+
+def _keeps(param_group: Any) -> bool:
+    """Does this micro-batch's backward end with the node's sums? It is one without gradient synchronisation, whose
+    unsharded gradients FSDP2 would keep; not where parameters stay unsharded, as a program may read those then."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
+
+    if param_group.reduce_grads or not reduce.is_on() or not param_group.reshard_after_backward:
+        return False
+    can = hasattr(param_group, "_get_unsharded_grad_to_reduce") and hasattr(param_group, "_post_backward_pending")
+    if not can or isinstance(param_group.mesh_info, DDPMeshInfo) or _gathers_nothing(param_group):
+        return False
+    reducer = _reducer(param_group._reduce_scatter_process_group, param_group._reduce_scatter_comm)
+    return reducer is not None and reducer.within.size > 1
 
 
 def _reducer(group: Any, comm: Any) -> reduce.Reducer | None:
@@ -527,11 +594,25 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
 
         comm = bound.get("reduce_scatter_comm")
         reducer = _reducer(group, comm) if group.size() > 1 else None
+        of, kept, keeps = _here.reduced, None, _here.keeps
+        if of is not None:
+            kept, of._fcdp_kept = of.__dict__.get("_fcdp_kept"), None
+        if reducer is None and kept is not None:
+            raise RuntimeError(
+                f"fcdp: {names()}: gradients of earlier micro-batches are kept for a reduce-scatter of its own"
+            )
         if reducer is not None:
-            bound["reduce_scatter_comm"] = _InSteps(comm, reducer)
+            bound["reduce_scatter_comm"] = (_WithinNode if keeps else _InSteps)(comm, reducer, fsdp_params, kept)
+            if keeps:
+                bound |= {"all_reduce_group": _OfOne, "all_reduce_grads": False, "partial_reduce_output": None}
             args, kwargs = call.args, call.kwargs
         with seam.reduction(group, fsdp_params[0].device, bytes_, names, reducer):
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
+        if keeps:
+            *result, rows = result
+            of._fcdp_kept = _Kept(fsdp_params, rows.view(reducer.n_nodes, -1))
+            return (*result, None)
+        return result
 
     @wrap(param_module, "free_storage")
     def free_storage(original, tensor):
@@ -574,7 +655,28 @@ def _patch_group(cls: type) -> None:
     def post_backward(original, self, *args):
         if self.__dict__.get("_fcdp") is not None and self.reduce_grads:
             self._fcdp.reduced()
-        return original(self, *args)
+        keeps = _keeps(self)
+        outer, _here.reduced, _here.keeps = (_here.reduced, _here.keeps), self, keeps
+        try:
+            if not keeps:
+                return original(self, *args)
+            self.reduce_grads = True
+            try:
+                return original(self, *args)
+            finally:
+                self.reduce_grads, self._post_backward_pending = False, True
+        finally:
+            _here.reduced, _here.keeps = outer
+
+    if hasattr(cls, "_get_unsharded_grad_to_reduce"):  # in torch 2.15
+
+        @wrap(cls, "_get_unsharded_grad_to_reduce")
+        def gradient_to_reduce(original, self, fsdp_param):
+            """A parameter that this micro-batch did not use may have gradients of earlier ones."""
+            found, kept = original(self, fsdp_param), self.__dict__.get("_fcdp_kept")
+            if found is None and kept is not None and fsdp_param in kept.fsdp_params:
+                return fsdp_param.unsharded_zero_grad_data
+            return found
 
     def forgets_prefetch(original, self):
         unused = getattr(self._all_gather_result, "served", None)
@@ -583,8 +685,13 @@ def _patch_group(cls: type) -> None:
             unused.cancel(stream_of(self.device))
 
     wrap(cls, "finalize_backward")(forgets_prefetch)
+
+    def forgets_iteration(original, self):
+        self._fcdp_kept = None
+        forgets_prefetch(original, self)
+
     if hasattr(cls, "_reset_iter_state"):  # not in torch 2.8
-        wrap(cls, "_reset_iter_state")(forgets_prefetch)
+        wrap(cls, "_reset_iter_state")(forgets_iteration)
 
 
 def _patch_state(cls: type) -> None:

@@ -1,12 +1,14 @@
 """FCDP_REDUCE=hierarchical: gradients are summed within each node first, and then between the nodes.
 
-FSDP's reduce-scatter is over all ranks of a shard group, and the link between nodes carries what its algorithm
-makes of that: 2 (N - 1)/N of the gradients per node over gloo on N nodes, and more where a ring enters a node
-more than once. In two steps it is (N - 1)/N over any transport. A rank's gradients are `nodes x ranks_per_node`
-rows, one for each rank of the group:
+FSDP's reduce-scatter is a ring over all ranks of a shard group: nearly all of the gradients leave each node, over
+gloo twice. In two steps it is (N - 1)/N of them on N nodes, over any transport. A rank's gradients are
+`nodes x ranks_per_node` rows, one for each rank of the group:
 
     within:   row (k, l) of every rank of the node -> summed on local rank l          for every node k
     between:  that sum goes to node k's local rank l, which adds what comes from the nodes in the nodes' order
+
+A micro-batch without gradient synchronisation (FSDP2's) takes the first step alone. Its sums are kept, 1/g of the
+gradients on each of a node's g ranks, and cross with the next micro-batch that is synchronised.
 
 Both are made by backends like the job's own (gloo, NCCL), on the stream on which FSDP reduces. The order of the sums
 is the same in every run. It is HSDP's on two nodes, whose steps are a reduce-scatter within the node and an
@@ -28,7 +30,7 @@ from fcdp.c10d import Shards, Unsupported
 from fcdp.rollcall import RollCall
 from fcdp.settings import options
 
-_calls = {"hierarchical": 0, "flat": 0}  # reduce-scatters while the option is on
+_calls = {"hierarchical": 0, "flat": 0, "kept": 0}  # reduce-scatters while the option is on
 _reasons: list[str] = []  # why some were flat
 
 _HALF = (torch.float16, torch.bfloat16)  # more than two of them are added in float32
@@ -43,9 +45,13 @@ def counts() -> dict[str, Any]:
     return {**_calls, "reasons": list(_reasons)}
 
 
+def count_flat() -> None:
+    """FSDP's own reduce-scatter has run."""
+    _calls["flat"] += is_on()
+
+
 def leave(reason: str) -> None:
-    """FSDP's own reduce-scatter runs."""
-    _calls["flat"] += 1
+    """FSDP's own reduce-scatter runs, on all ranks of the shard group."""
     if reason not in _reasons:
         _reasons.append(reason)
         words.say(f"FCDP_REDUCE=hierarchical: {reason}; FSDP's own reduce-scatter runs")
@@ -96,14 +102,23 @@ class Reducer:
             problem = Unsupported(*map(str, error.args))
         shards.raise_together(problem)
 
-    def reduce_scatter(self, output: torch.Tensor, gradients: torch.Tensor, op: Any, may_overwrite: bool) -> None:
+    def reduce_scatter(
+        self,
+        output: torch.Tensor,
+        gradients: torch.Tensor,
+        op: Any,
+        may_overwrite: bool,
+        kept: torch.Tensor | None = None,
+    ) -> None:
         """`gradients`: this rank's, a row for each rank of the group; `output`: what all ranks' rows for this one add up
         to, with `op` as a reduce-scatter takes it. On the current stream. `may_overwrite`: the gradients are not read
-        behind it."""
+        behind it. `kept`: what keep() has made of other gradients, which are added."""
         self.n_made += 1
         _calls["hierarchical"] += 1
         start_ns = _fcdp.trace_start() if self.device.type == "cpu" else 0
         sums = self.sum_in_node(gradients.view(self.n_nodes, -1), op)
+        if kept is not None:
+            sums.add_(kept.view_as(sums))
         if may_overwrite and self.within.size > 1:
             taken = gradients.view(-1)[: sums.numel()].view_as(sums)
         else:
@@ -111,6 +126,17 @@ class Reducer:
         self.cross(output.view(-1), sums, op, taken)
         sent = output.nbytes * (self.n_nodes - 1), gradients.nbytes - sums.nbytes
         plain.count_reduction(*sent, self.n_nodes * self.within.size, start_ns)
+
+    def keep(self, output: torch.Tensor, gradients: torch.Tensor, op: Any, kept: torch.Tensor | None) -> None:
+        """`output`: the node's sums of `gradients` alone, and of what was kept before; as long as `gradients` /
+        ranks_per_node. Nothing leaves the node."""
+        self.n_made += 1
+        _calls["kept"] += 1
+        start_ns = _fcdp.trace_start() if self.device.type == "cpu" else 0
+        self.sum_in_node(gradients.view(self.n_nodes, -1), op, output.view(self.n_nodes, -1))
+        if kept is not None:
+            output.add_(kept.view_as(output))
+        plain.count_reduction(0, gradients.nbytes - output.nbytes, self.n_nodes * self.within.size, start_ns)
 
     def serves(self, op: Any) -> bool:
         """A sum whose terms are multiplied by a number first is one within the node, which then must have several
@@ -121,13 +147,14 @@ class Reducer:
         leave(f"it does not reduce by {op}")
         return False
 
-    def sum_in_node(self, gradients: torch.Tensor, op: Any) -> torch.Tensor:
-        """(nodes, n): for each node, what the rows for its local rank add up to in this node. `gradients`: (nodes,
-        ranks_per_node * n)."""
+    def sum_in_node(self, gradients: torch.Tensor, op: Any, sums: torch.Tensor | None = None) -> torch.Tensor:
+        """`sums`, (nodes, n): for each node, what the rows for its local rank add up to in this node. `gradients`:
+        (nodes, ranks_per_node * n)."""
         lane = self.within
         if lane.backend is None:
             return gradients
-        sums = gradients.new_empty(self.n_nodes, gradients.shape[1] // lane.size)
+        if sums is None:
+            sums = gradients.new_empty(self.n_nodes, gradients.shape[1] // lane.size)
         settings = distributed_c10d.ReduceScatterOptions()
         settings.reduceOp = op
         with lane.roll.explains(lane.roll.enter()):

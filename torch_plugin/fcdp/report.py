@@ -31,7 +31,7 @@ def _nothing_yet() -> dict[str, Any]:
         "host_bytes": {"current": 0, "peak": 0},
         "host": {},
         "cache": {"read_bytes": 0, "written_bytes": 0},
-        "reductions": {"hierarchical": 0, "flat": 0, "reasons": []},
+        "reductions": {"hierarchical": 0, "flat": 0, "kept": 0, "reasons": []},
         "spill": {"bytes": 0, "written_bytes": 0, "read_bytes": 0, "failures": 0, "waits": 0, "wait_seconds": 0.0},
         "deltas": {"gathers": 0, "whole": 0},
         "asleep_bytes": 0,

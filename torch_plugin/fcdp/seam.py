@@ -14,10 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from fcdp import _fcdp, group, plain, report, shard_groups, steps, tensors, words
+from fcdp import _fcdp, group, plain, reduce, report, shard_groups, steps, tensors, words
 from fcdp.c10d import Shards
 from fcdp.failures import call
-from fcdp.reduce import Reducer
 from fcdp.runtime import runtime
 from fcdp.settings import options
 from fcdp.tree import Tree
@@ -124,7 +123,7 @@ def reduction(
     device: torch.device,
     shard_bytes: int,
     names: Callable[[], str],
-    reducer: Reducer | None = None,
+    reducer: reduce.Reducer | None = None,
 ) -> Iterator[None]:
     """Around a reduce-scatter that leaves `shard_bytes` with each rank: counts it, and where it fails, says whose
     gradients these were. The program waits for one of CPU tensors, which has a duration then; one on a stream is
@@ -146,6 +145,8 @@ def reduction(
     finally:
         if reducer is None and on_host or reducer is not None and reducer.n_made == n_made:
             plain.count("reduce_scatter", over, bytes_, start_ns=start_ns)
+        if reducer is None or reducer.n_made == n_made:
+            reduce.count_flat()
 
 
 def take_tensors() -> None:
