@@ -55,6 +55,21 @@ def test_bitwise_behind_the_host(launches, name):
     assert difference is None, difference
 
 
+def test_what_is_left_to_fsdp_is_said_once(launches):
+    if NAMES != SOME:
+        pytest.skip("it looks at a job of certain cases")
+    said = [
+        line
+        for job in launches.get(NAMES, "hierarchical")[1]
+        for line in job.output.splitlines()
+        if line.startswith("fcdp: FCDP_REDUCE=hierarchical: ")
+    ]
+    reasons = [line.removeprefix("fcdp: FCDP_REDUCE=hierarchical: ").split("; FSDP's own")[0] for line in said]
+    assert len(set(reasons)) == len(reasons) and all(line.endswith("FSDP's own reduce-scatter runs") for line in said)
+    assert "it has a communication hook" in reasons
+    assert any("on one node" in reason for reason in reasons), reasons
+
+
 def job(folder, what, env=None):
     done = launch.forked(launch.HERE / "reduce_job.py", [folder, what], folder, env)
     assert not done.timed_out and done.returncode == 0, done.output

@@ -145,6 +145,10 @@ def _custom_gather(param_group: Any) -> str | None:
     return None if comm is None or type(comm) in own else f"it has a custom all-gather ({type(comm).__name__})"
 
 
+# What FSDP2's reduce-scatter takes.
+_REDUCE_SCATTER = ("self", "output_tensor", "input_tensor", "group", "op", "async_op")
+
+
 class _Kept:
     """The node's sums of gradients that have not crossed (reduce.py): rows of the parameters' shards, one for each node.
     In FSDP2 without FCDP they are where nobody reads them either, as gradients of the unsharded parameters."""
@@ -234,14 +238,15 @@ def _reducer(group: Any, comm: Any) -> reduce.Reducer | None:
     if not reduce.is_on():
         return None
     own = [getattr(collectives, name, None) for name in ("DefaultReduceScatter", "ProcessGroupAllocReduceScatter")]
-    if type(comm) not in own:
-        reduce.leave(
-            f"it has a reduce-scatter of another kind ({type(comm).__name__})"
-            if comm is not None
-            else "FSDP2's reduce-scatter can be replaced from torch 2.9 on"
-        )
-        return None
-    return reduce.reducer_of(group)
+    if comm is None:
+        reduce.leave("FSDP2's reduce-scatter can be replaced from torch 2.9 on")
+    elif type(comm) not in own:
+        reduce.leave(f"it has a reduce-scatter of another kind ({type(comm).__name__})")
+    elif tuple(inspect.signature(type(comm).__call__).parameters) != _REDUCE_SCATTER:
+        reduce.leave(seam.unknown_torch("FSDP2", f"{type(comm).__name__}.__call__"))
+    else:
+        return reduce.reducer_of(group)
+    return None
 
 
 def _has_extension(param_group: Any) -> bool:
@@ -610,6 +615,8 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
             result = original(*args, **kwargs)
         if keeps:
             *result, rows = result
+            if rows is None or rows.nbytes != bytes_ * reducer.n_nodes:
+                raise RuntimeError(f"fcdp: {seam.unknown_torch('FSDP2', 'foreach_reduce')}, or set FCDP_REDUCE=flat")
             of._fcdp_kept = _Kept(fsdp_params, rows.view(reducer.n_nodes, -1))
             return (*result, None)
         return result
