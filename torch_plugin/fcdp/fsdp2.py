@@ -216,6 +216,11 @@ class _OfOne:
         return 1
 
 
+def _unsharded_gradient(fsdp_param: Any) -> torch.Tensor | None:
+    param = getattr(fsdp_param, "_unsharded_param", None)
+    return param.grad if param is not None else None
+
+
 def _keeps(param_group: Any) -> bool:
     """Does this micro-batch's backward end with the node's sums? It is one without gradient synchronisation, whose
     unsharded gradients FSDP2 would keep; not where parameters stay unsharded, as a program may read those then."""
@@ -226,6 +231,9 @@ def _keeps(param_group: Any) -> bool:
     can = hasattr(param_group, "_get_unsharded_grad_to_reduce") and hasattr(param_group, "_post_backward_pending")
     if not can or isinstance(param_group.mesh_info, DDPMeshInfo) or _gathers_nothing(param_group):
         return False
+    has_any = any(_unsharded_gradient(fsdp_param) is not None for fsdp_param in param_group.fsdp_params)
+    if not has_any and not getattr(param_group, "reduce_scatter_unused_params", False):
+        return False  # it was not used
     reducer = _reducer(param_group._reduce_scatter_process_group, param_group._reduce_scatter_comm)
     return reducer is not None and reducer.within.size > 1
 
@@ -617,7 +625,7 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
             *result, rows = result
             if rows is None or rows.nbytes != bytes_ * reducer.n_nodes:
                 raise RuntimeError(f"fcdp: {seam.unknown_torch('FSDP2', 'foreach_reduce')}, or set FCDP_REDUCE=flat")
-            of._fcdp_kept = _Kept(fsdp_params, rows.view(reducer.n_nodes, -1))
+            of._fcdp_kept = _Kept(fsdp_params, rows.view(reducer.n_nodes, rows.numel() // reducer.n_nodes))
             return (*result, None)
         return result
 

@@ -116,7 +116,7 @@ class Reducer:
         self.n_made += 1
         _calls["hierarchical"] += 1
         start_ns = _fcdp.trace_start() if self.device.type == "cpu" else 0
-        sums = self.sum_in_node(gradients.view(self.n_nodes, -1), op)
+        sums = self.sum_in_node(self._by_node(gradients), op)
         if kept is not None:
             sums.add_(kept.view_as(sums))
         if may_overwrite and self.within.size > 1:
@@ -133,10 +133,13 @@ class Reducer:
         self.n_made += 1
         _calls["kept"] += 1
         start_ns = _fcdp.trace_start() if self.device.type == "cpu" else 0
-        self.sum_in_node(gradients.view(self.n_nodes, -1), op, output.view(self.n_nodes, -1))
+        self.sum_in_node(self._by_node(gradients), op, self._by_node(output))
         if kept is not None:
             output.add_(kept.view_as(output))
         plain.count_reduction(0, gradients.nbytes - output.nbytes, self.n_nodes * self.within.size, start_ns)
+
+    def _by_node(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.view(self.n_nodes, rows.numel() // self.n_nodes)
 
     def serves(self, op: Any) -> bool:
         """A sum whose terms are multiplied by a number first is one within the node, which then must have several
@@ -155,6 +158,8 @@ class Reducer:
             return gradients
         if sums is None:
             sums = gradients.new_empty(self.n_nodes, gradients.shape[1] // lane.size)
+        if not sums.numel():
+            return sums
         settings = distributed_c10d.ReduceScatterOptions()
         settings.reduceOp = op
         with lane.roll.explains(lane.roll.enter()):
@@ -166,6 +171,8 @@ class Reducer:
     def cross(self, output: torch.Tensor, sums: torch.Tensor, op: Any, taken: torch.Tensor) -> None:
         """`output`: the sum of all nodes' rows for this one, in the nodes' order. `taken`: memory like `sums`."""
         lane = self.between
+        if not sums.numel():
+            return
         with lane.roll.explains(lane.roll.enter()):
             lane.backend.alltoall_base(taken, sums, [], [], distributed_c10d.AllToAllOptions()).wait()
         first, *others = taken.unbind()
