@@ -111,19 +111,19 @@ def train(make):
 class Product(nn.Module):
     """Its gradient is what it is given."""
 
-    def __init__(self):
+    def __init__(self, *shape):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(13, 3))
+        self.weight = nn.Parameter(torch.ones(shape))
 
     def forward(self, x):
         return (self.weight * x).sum()
 
 
-def added(ranks, dtype):
+def added(ranks, dtype, shape):
     """The gradients of the ranks, in the order in which they are to be added: within the nodes, then those of the
     nodes, halves in float32 where there are more than two."""
     size = int(os.environ["FCDP_LOCAL_SIZE"])
-    rows = [torch.randn(13, 3, generator=torch.Generator().manual_seed(50 + rank)).to(dtype) for rank in ranks]
+    rows = [torch.randn(shape, generator=torch.Generator().manual_seed(50 + rank)).to(dtype) for rank in ranks]
     nodes = [rows[i] if size == 1 else (rows[i] + rows[i + 1]) / 2 for i in range(0, len(rows), size)]
     wide = torch.float32 if len(nodes) > 2 else dtype
     total = nodes[0].to(wide)
@@ -152,9 +152,10 @@ def groups_of(module):
 def sums():
     """[dtype, is each element what it must be, is it what it was the first time]"""
     out = []
-    for dtype in (torch.float32, torch.bfloat16):
-        expected, mine = added(range(dist.get_world_size()), dtype)
-        model, first = fully_shard(Product(), **policy(dtype, dtype)), None
+    small, large = (13, 3), (701, 501)  # of the larger, each node's part is reduced by itself
+    for dtype, shape in ((torch.float32, small), (torch.bfloat16, small), (torch.float32, large)):
+        expected, mine = added(range(dist.get_world_size()), dtype, shape)
+        model, first = fully_shard(Product(*shape), **policy(dtype, dtype)), None
         for _ in range(3):
             model.zero_grad()
             model(mine).backward()
