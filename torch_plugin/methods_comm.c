@@ -273,7 +273,7 @@ static PyMethodDef of_shard_group[] = {
          "Lay out a parameter group of the shard group.\n\n"
          "name: for messages. extents: a list of (shard_bytes, span[, element_bytes]) for each\n"
          "parameter: the bytes of one rank's shard in the gathered dtype, the same on every rank; 1 for a\n"
-         "trainable parameter, 0 for a frozen one; the bytes of one element. Returns a Group, which keeps "
+         "trainable parameter, 0 for a frozen one; the bytes of one element. Returns a Group, which keeps\n"
          "the shard group; it has no memory before\n"
          "attach(). Raises Error.")},
     {"host_order", comm_host_order, METH_VARARGS,

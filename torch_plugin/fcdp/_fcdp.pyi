@@ -76,6 +76,7 @@ class _Options(TypedDict):
     summary: int
     agree: int
     alloc: int
+    codec: int
     mapping: int
     transport: int
     whole_tensors: int
@@ -103,6 +104,7 @@ class _EngineStats(TypedDict):
     host: dict[str, int | str]
     cache: dict[str, int]
     spill: dict[str, float]
+    deltas: dict[str, int]
 
 class _GroupStats(TypedDict):
     name: str
