@@ -18,8 +18,8 @@ pytestmark = needs_fcdp
 ASKED = re.compile(os.environ.get("TEST_CASES", ""))
 # What differs in how gradients are reduced.
 SOME = (
-    "full_clipped bf16_parameters accumulate_without_sync mixed_dtypes_in_one_group step_in_backward_torch "
-    "blocks_skipped_in_some_steps tiny_parameters sharded_along_the_second_dimension hsdp_sharded_inside_the_nodes "
+    "full_clipped accumulate_without_sync step_in_backward_torch blocks_skipped_in_some_steps tiny_parameters "
+    "sharded_along_the_second_dimension hsdp_sharded_inside_the_nodes "
     "hsdp_sharded_across_the_nodes mesh_in_another_order fsdp1_clipped_orig fsdp1_bf16_reduction "
     "fsdp1_hybrid_over_nodes fsdp1_gradients_compressed"
 ).split()
@@ -39,7 +39,7 @@ def test_bitwise_the_sums_of_two_steps(launches, name):
     assert difference is None, difference
 
 
-THERE = "bf16_parameters accumulate_without_sync step_in_backward_torch fsdp1_bf16_reduction".split()
+THERE = "accumulate_without_sync step_in_backward_torch fsdp1_bf16_reduction".split()
 ON_SIM = [name for name in NAMES if name in (TRAINED_ON_SIM if is_whole() else THERE) and not OWN_NUMBERS.search(name)]
 
 
