@@ -22,7 +22,6 @@ JOB = pathlib.Path(__file__).resolve().parent / "job.py"
 # compute on it, and a peer that has died is found without the timeout.
 FCDP = {
     "FCDP": "1",
-    "FCDP_LOCAL_SIZE": "2",
     "FCDP_TRANSPORT": "torch",
     "FCDP_DEVICE_BUDGET": "4G",
     "FCDP_TIMEOUT": "120",
@@ -279,10 +278,12 @@ def blocked(section: Section, name: str, results: list[dict]) -> None:
     )
 
 
-def compare(section: Section, arguments: list[str], runs: dict[str, dict[str, str]], nccl: bool = False) -> None:
-    """`runs`: name -> FCDP's settings. Plain FSDP2 first, and again where something differs from it."""
-    share = section.left() / (len(runs) + 2)
-    plain = launch(section, "plain FSDP2", arguments, {}, 2 * share, nccl)
+def compare(
+    section: Section, arguments: list[str], runs: dict[str, dict[str, str]], nccl: bool = False, node_size: int = 2
+) -> None:
+    """`runs`: name -> FCDP's settings. Plain FSDP2 first, and again where something differs from it. On two nodes."""
+    share, world = section.left() / (len(runs) + 2), 2 * node_size
+    plain = launch(section, "plain FSDP2", arguments, {}, 2 * share, nccl, world)
     if plain[0]["reduced_by"]:
         section.reason(f"gradients are reduced by {plain[0]['reduced_by']}; in every run")
     section.figure(
@@ -297,15 +298,18 @@ def compare(section: Section, arguments: list[str], runs: dict[str, dict[str, st
     for i, (name, settings) in enumerate(runs.items()):
         what = f"{name}: losses and parameters are bit for bit plain FSDP2's"
         try:
-            got = launch(section, name, arguments, settings, section.left() / (len(runs) - i), nccl)
+            settings = settings | {"FCDP_LOCAL_SIZE": str(node_size)}
+            got = launch(section, name, arguments, settings, section.left() / (len(runs) - i), nccl, world)
         except Failed as error:
             section.check(what, False, str(error))
             continue
         difference = first_difference(plain, got)
         different = different or bool(difference)
-        section.check(what, not difference, difference or f"{len(got[0]['losses'])} steps on {WORLD} ranks", "job.py")
+        section.check(what, not difference, difference or f"{len(got[0]['losses'])} steps on {world} ranks", "job.py")
         times(section, name, got, plain)
         caching(section, name, got)
     if different:
-        again = first_difference(plain, launch(section, "plain FSDP2 again", arguments, {}, section.left(), nccl))
+        again = first_difference(
+            plain, launch(section, "plain FSDP2 again", arguments, {}, section.left(), nccl, world)
+        )
         section.check("plain FSDP2 is bit for bit itself", not again, again or "so the differences above are FCDP's")
