@@ -60,7 +60,9 @@ static void raw_write_body(member *m, void *arg) {
  * at, by the host or by the device. */
 static void test_a_write_that_nobody_told_is_not_kept(void **state) {
     (void)state;
-    for (int way = 0; way < 16; way++) {
+    /* of every fifth way, from a random one on, each option comes both ways */
+    const int stride = getenv("TEST_COARSER") ? 5 : 1;
+    for (int way = (int)(fcdp__now_ns() / 1000 % (uint64_t)stride); way < 16; way += stride) {
         cluster_config config = one_group;
         raw_write w = {.writer = 4, .in_one_pass = way & 1};
         config.host_computes = way & 2;
