@@ -73,7 +73,7 @@ typedef struct option_parser {
       "the allocator of tensors on a GPU: FCDP's, on the same pages as gathered parameters, or PyTorch's "   \
       "own",                                                                                                 \
       FIELD(CHOICE, alloc, 0, 0))                                                                            \
-    X(USER, "FCDP_CODEC", "auto|delta|none", "auto",                                                         \
+    X(USER, "FCDP_CODEC", "none|delta|auto", "none",                                                         \
       "how a gather sends parameters that have changed: delta: as exact differences from the last gather; "  \
       "none: whole; auto: as differences while that is faster, by what link and codec were seen to take",    \
       FIELD(CHOICE, codec, 0, 0))                                                                            \

@@ -36,7 +36,6 @@ def environment(tag, tmp, extra=None):
         PYTHONFAULTHANDLER="1",
         PYTHONUNBUFFERED="1",
         TORCHINDUCTOR_CACHE_DIR=str(tmp / "inductor"),
-        FCDP_CODEC="none",  # auto goes by time, and many tests count bytes
     )
     env[TAG_NAME] = tag
     env.update(extra or {})
