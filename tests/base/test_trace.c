@@ -126,7 +126,8 @@ static void writers_and_a_reader(void) {
         else
             MUST(event.b == checksum(&event) && event.step == 0 && event.thread);
     }
-    MUST(n_missing <= header->n_dropped && header->n_dropped < n_written / 2 && n_read > 0);
+    /* how many are dropped is a matter of how long a writer is off its core: the ring is small */
+    MUST(n_missing <= header->n_dropped && header->n_dropped < n_written && n_read > 0);
     const _Atomic uint64_t *counters = (const void *)((const char *)header + header->counters_at);
     MUST(counters[FCDP_COUNT_MAPS] == 3 * n_written);
 }
