@@ -522,7 +522,7 @@ GPT = "--layers 40 --hidden 4800 --heads 40 --vocab 50257"
 
 
 def plan_runs(folder):
-    """Of each subcommand: arguments, and what they must show. tests/plan/test_cli.py looks at the figures."""
+    """Of each subcommand: arguments, and what they must show. tests/plan/test_plan.py looks at the figures."""
     profile, config, out = folder / "gpt.json", folder / "config.json", folder / "out"
     config.write_text(json.dumps({"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100, "model_type": "gpt2"}))
     shape = f"{GPT} --sequence 256 --lora-rank 4 --recompute --scores --dtype float32"
