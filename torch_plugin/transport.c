@@ -128,6 +128,22 @@ static void python_exit(PyGILState_STATE gil) {
     PyGILState_Release(gil);
 }
 
+/* With the GIL. NULL: it has failed, and so has the transport. */
+static PyObject *python_begin(binding_transport *transport, fcdp_lane lane, void *buffer, size_t bytes) {
+    PyObject *begun = PyObject_CallMethod(transport->python, "begin", "iKn", (int)lane,
+                                          (unsigned long long)(uintptr_t)buffer, (Py_ssize_t)bytes);
+    failure_take(transport, begun != NULL);
+    return begun;
+}
+
+/* With the GIL. Takes the reference. */
+static void python_finish(binding_transport *transport, fcdp_lane lane, PyObject *begun) {
+    PyObject *result = PyObject_CallMethod(transport->python, "finish", "iO", (int)lane, begun);
+    failure_take(transport, result != NULL);
+    Py_XDECREF(result);
+    Py_DECREF(begun);
+}
+
 /* Pending from here on. */
 static operation *operation_make(binding_transport *transport, fcdp_lane lane, const fcdp_part *parts,
                                  size_t n) {
@@ -168,9 +184,7 @@ static void begin_run(void *arg) {
     operation *op = arg;
     if (has_failed(op->transport)) return;
     PyGILState_STATE gil = python_enter();
-    op->begun = PyObject_CallMethod(op->transport->python, "begin", "iKn", (int)op->lane,
-                                    (unsigned long long)(uintptr_t)op->buffer, (Py_ssize_t)op->bytes);
-    failure_take(op->transport, op->begun != NULL);
+    op->begun = python_begin(op->transport, op->lane, op->buffer, op->bytes);
     python_exit(gil);
 }
 
@@ -186,10 +200,8 @@ static void finish_run(void *arg) {
     binding_transport *transport = op->transport;
     if (op->begun) {
         PyGILState_STATE gil = python_enter();
-        PyObject *result = PyObject_CallMethod(transport->python, "finish", "iO", (int)op->lane, op->begun);
-        failure_take(transport, result != NULL);
-        Py_XDECREF(result);
-        Py_CLEAR(op->begun);
+        python_finish(transport, op->lane, op->begun);
+        op->begun = NULL;
         python_exit(gil);
     }
     bool unpacks = transport->is_host_memory && !is_in_place(op);
@@ -206,15 +218,8 @@ static fcdp_status python_exchange(void *ctx, fcdp_lane lane, void *buffer, size
     binding_transport *transport = ctx;
     if (!has_failed(transport)) {
         PyGILState_STATE gil = python_enter();
-        PyObject *begun = PyObject_CallMethod(transport->python, "begin", "iKn", (int)lane,
-                                              (unsigned long long)(uintptr_t)buffer, (Py_ssize_t)bytes);
-        failure_take(transport, begun != NULL);
-        if (begun) {
-            PyObject *result = PyObject_CallMethod(transport->python, "finish", "iO", (int)lane, begun);
-            failure_take(transport, result != NULL);
-            Py_XDECREF(result);
-            Py_DECREF(begun);
-        }
+        PyObject *begun = python_begin(transport, lane, buffer, bytes);
+        if (begun) python_finish(transport, lane, begun);
         python_exit(gil);
     }
     return python_check(transport);
