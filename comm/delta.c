@@ -24,9 +24,10 @@ enum { N_RESTS = 15 };
 /* Of fewer bytes the latency says more than the link, unless it is known. */
 enum { MEASURED_BYTES = 64 << 10 };
 
-typedef struct head {                  /* of a member; all zeroes: it has no base, or did not encode */
-    uint64_t wire_bytes, base, shards; /* fingerprints of the base of all members, and of its own shards */
-    int64_t gain_ns;                   /* what it expects of differences, in this gather */
+typedef struct head {      /* of a member; all zeroes but for the gain: it has no base */
+    uint64_t wire_bytes;   /* 0: there are too many differences */
+    uint64_t base, shards; /* fingerprints of the base of all members, and of its own shards */
+    int64_t gain_ns;       /* what it expects of differences, in this gather */
 } head;
 
 typedef struct cut {   /* one stale extent */
@@ -206,11 +207,12 @@ static fcdp_status differences_cross(delta *d, size_t wire_bytes, bool *right_ou
     rate_note(&rates->latency_ns, 2 * ns); /* the heads' is as long, but for members that come late */
     *right_out = true;
     for (uint32_t b = 0; b < d->n; b++) *right_out = *right_out && verdicts[b] == 1;
-    if (*right_out) return FCDP_OK;
-    fcdp__log(
-        FCDP_LOG_WARN,
-        "what came of differences between nodes does not have its sender's fingerprint on some rank; the "
-        "shards cross whole");
+    static atomic_bool said;
+    if (!*right_out && !atomic_exchange(&said, true))
+        fcdp__log(FCDP_LOG_WARN,
+                  "'%s': what came of differences does not have its sender's fingerprint on some rank, and "
+                  "crosses whole; this is said once",
+                  d->group->name);
     return FCDP_OK;
 }
 
@@ -295,25 +297,29 @@ static void cross_run(void *arg) {
 
 /* ---- enqueueing ---- */
 
-void fcdp__delta_warn(const fcdp_comm *comm) {
+/* NULL: differences can cross. The same on every member. */
+static const char *why_whole(const fcdp_comm *comm) {
     const fcdp_engine *engine = comm->engine;
-    static atomic_bool said;
+    if (!engine->host_computes) return "the model computes on a device";
+    if (!comm->transport.exchange) return "the transport exchanges no host memory";
     bool by_slice = engine->options.restore != FCDP_RESTORE_WHOLE && comm->topology.node_size > 1;
-    const char *why = !engine->host_computes      ? "the model computes on a device"
-                      : !comm->transport.exchange ? "the transport exchanges no host memory"
-                      : by_slice                  ? "FCDP_RESTORE is slice"
-                                                  : NULL;
-    if (engine->options.codec == FCDP_CODEC_DELTA && comm->topology.n_nodes > 1 && !comm->topology.local &&
-        why && !atomic_exchange(&said, true))
+    return by_slice ? "FCDP_RESTORE is slice" : NULL;
+}
+
+void fcdp__delta_warn(const fcdp_comm *comm) {
+    static atomic_bool said;
+    const char *why = why_whole(comm);
+    if (comm->engine->options.codec == FCDP_CODEC_DELTA && comm->topology.n_nodes > 1 &&
+        !comm->topology.local && why && !atomic_exchange(&said, true))
         fcdp__log(FCDP_LOG_WARN, "FCDP_CODEC=delta: parameters cross the nodes whole: %s", why);
 }
 
-/* All of this holds on every member, or on none: the options are compared when the shard group is made. */
+/* All of this holds on every member, or on none: the options are compared when the shard group is made, and
+ * it is agreed which groups have host memory. */
 static bool may_serve(const fcdp_group *group) {
     const fcdp_comm *comm = group->comm;
-    return comm->engine->options.codec != FCDP_CODEC_NONE && comm->engine->host_computes &&
-           comm->transport.exchange && comm->topology.n_nodes > 1 && group->block &&
-           !fcdp__group_by_slice(group);
+    return comm->engine->options.codec != FCDP_CODEC_NONE && comm->topology.n_nodes > 1 && group->block &&
+           !why_whole(comm);
 }
 
 static void delta_free(delta *d) {
@@ -440,7 +446,7 @@ fcdp_status fcdp__delta_gather(fcdp_use *use, const fcdp_part *parts, size_t n, 
         status = fcdp__driver_host_function(drv, inter, cross_run, d);
     }
     if (!status) status = fcdp__driver_event_record(drv, turn, inter);
-    fcdp__count(&group->comm->engine->counts, FCDP_COUNT_GATHER_CALLS, 1);
+    if (!status) fcdp__count(&group->comm->engine->counts, FCDP_COUNT_GATHER_CALLS, 1);
     return status;
 }
 

@@ -42,8 +42,8 @@ void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch);
 typedef struct fcdp_delta_state {
     uint32_t rests; /* gathers from here on without heads */
     double wire;    /* bytes of differences by bytes of shards, as last made; 0: never; 1: too many */
-    bool is_primed; /* a gather has made a base */
-    struct fcdp_delta *last; /* that gather; NULL: it has ended */
+    bool is_primed; /* it was gathered before: there is a base */
+    struct fcdp_delta *last; /* the last gather with heads; NULL: it has been seen to end */
 } fcdp_delta_state;
 
 /* A shard group's; 0: not measured yet. Written in the lane's turn. */
