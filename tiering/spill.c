@@ -146,9 +146,10 @@ fcdp_status fcdp__spill_store(fcdp_spilled *slice, fcdp_dptr from, fcdp_stream s
     pthread_mutex_unlock(&spill->buffers.mutex);
     if (status) return status;
     status = fcdp__driver_copy_d2h(spill->buffers.drv, b->at, from, slice->bytes, stream);
+    if (!status) status = fcdp__driver_event_record(spill->buffers.drv, b->stored, stream);
+    /* the last call: what it makes run gives the buffer to the thread */
     if (!status)
         status = fcdp__driver_host_function(spill->buffers.drv, stream, fcdp__spill_buffer_filled, b);
-    if (!status) status = fcdp__driver_event_record(spill->buffers.drv, b->stored, stream);
     if (!status) return FCDP_OK;
     fcdp_failure failure = fcdp__failure_keep(status);
     bool over = is_over(spill, stream);
