@@ -340,16 +340,18 @@ static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, un
 }
 
 /* Not behind the loads of other regions, which wait for other processes. The next fill's READY is written on
- * the stream of loads: behind this one. */
+ * the stream of loads: behind this one. `loaded` tells of both streams: the other may have loaded a span of
+ * this use. */
 fcdp_status fcdp__region_load_own(fcdp_region *region, uint32_t span, fcdp_piece_list pieces,
                                   fcdp_stream stream) {
     fcdp_tiering *tiering = region->tiering;
+    fcdp_stream h2d = region->streams[FCDP_TO_DEVICE];
     FCDP_CHECK(1, region->in_use && region->block && span < FCDP_N_SPANS);
     fcdp_status status = fcdp__driver_stream_wait(tiering->drv, stream, region->stored);
     if (!status) status = copy_pieces_on(region, FCDP_TO_DEVICE, 1u << span, pieces, stream);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, stream);
-    if (!status)
-        status = fcdp__driver_stream_wait(tiering->drv, region->streams[FCDP_TO_DEVICE], region->loaded);
+    if (!status) status = fcdp__driver_stream_wait(tiering->drv, h2d, region->loaded);
+    if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
     if (status) return fail_unrecorded(region, status);
     region->ordered = true;
     return FCDP_OK;
