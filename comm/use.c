@@ -256,7 +256,8 @@ fcdp_status fcdp__group_await(fcdp_group *group, fcdp_stream stream) {
         fcdp__count(&engine->counts, FCDP_COUNT_HOST_WAIT_NS, ns);
     }
     fcdp_status failure = fcdp_comm_check(group->comm);
-    return failure ? fcdp__comm_fail(group->comm, failure) : status;
+    if (failure) status = failure;
+    return status ? fcdp__comm_fail(group->comm, status) : FCDP_OK;
 }
 
 fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
