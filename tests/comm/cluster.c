@@ -291,16 +291,20 @@ void assert_nobody_spun(void) {
                      rows[i].site);
 }
 
-void assert_nothing_lives(void) {
+void assert_nothing_lives_after(const char *what, long n) {
     struct simgpu_live live;
     struct simgpu_unordered unordered;
     simgpu_live(&live);
     simgpu_unordered(&unordered);
-    if (unordered.text[0]) fail_msg("%s", unordered.text);
+    if (unordered.text[0]) fail_msg("%s %ld: %s", what, n, unordered.text);
     if (live.handles || live.ranges || live.maps || live.streams || live.events || live.registrations ||
         live.modules || live.device_bytes)
-        fail_msg("still held: %zu handles, %zu ranges, %zu maps, %zu streams, %zu events, %zu registrations, "
-                 "%zu modules, %zu bytes",
-                 live.handles, live.ranges, live.maps, live.streams, live.events, live.registrations,
+        fail_msg("%s %ld: still held: %zu handles, %zu ranges, %zu maps, %zu streams, %zu events, "
+                 "%zu registrations, %zu modules, %zu bytes",
+                 what, n, live.handles, live.ranges, live.maps, live.streams, live.events, live.registrations,
                  live.modules, live.device_bytes);
+}
+
+void assert_nothing_lives(void) {
+    assert_nothing_lives_after("run", 1);
 }

@@ -112,6 +112,7 @@ void cluster_run(cluster *c, void (*body)(member *m, void *arg), void *arg);
 
 /* Nothing of the simulated device is held by anyone, and nothing was unordered. */
 void assert_nothing_lives(void);
+void assert_nothing_lives_after(const char *what, long n); /* one of several runs */
 /* Since the last reset no thread has waited in a way in which CUDA may keep a core busy. */
 void assert_nobody_spun(void);
 

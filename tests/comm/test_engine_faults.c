@@ -119,7 +119,7 @@ static outcome run_with(const cluster_config *config, const fault *f) {
     memcpy(result.ends, p.ends, sizeof result.ends);
     ends_check(&p, f);
     cluster_destroy(c);
-    assert_nothing_lives();
+    assert_nothing_lives_after("fault at call", f->n);
     return result;
 }
 
@@ -171,6 +171,8 @@ static void every_driver_call(cluster_config config, int code, long stride) {
     for (f.n = of.first; f.n <= of.last; f.n += of.stride) {
         outcome out = run_with(&config, &f);
         n_failed += out.n_failed > 0;
+        for (uint32_t r = 0; r < 2 * config.node_size && out.took_s > MUCH_LATER_S; r++)
+            print_message("rank %u: %s\n", r, out.ends[r].text);
         if (out.took_s > MUCH_LATER_S) fail_msg("call %ld: the ranks ended after %.1f s", f.n, out.took_s);
     }
     print_message("2 x %u, restore %s, %s: %ld driver calls, each %ld. from %ld on failed with %d: %ld runs "

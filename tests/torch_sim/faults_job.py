@@ -1,7 +1,8 @@
 """FCDP=1 with faults of order planted in the seam and below it, one after another: python faults_job.py WHICH OUT [cpu].
 WHICH is NAME,...|all|slices|sweep[:N]. Writes for each how it was found: "race: ..." by simgpu, "error: ..." by an
-exception, "bytes" by other losses than without a fault, or "nothing". With `cpu` on CPU tensors, as the matrix of
-tests/torch_plugin trains: there simgpu looks at two addresses of the same memory alone.
+exception, "bytes" by other losses than without a fault, or "nothing"; and as "left" those that an exception left out.
+With `cpu` on CPU tensors, as the matrix of tests/torch_plugin trains: there simgpu looks at two addresses of the same
+memory alone.
 
 Below the seam a fault is a call of the driver's that is left out (simgpu_sites_drop), named by the streams that it
 orders. `sweep` leaves out each place of FCDP's that makes such calls, from the N-th on."""
@@ -321,7 +322,8 @@ def how_it_is_found(plant, program, device, mesh):
         result = error
     simgpu.simgpu_unordered(ctypes.byref(found))
     if found.text:
-        return f"race: {found.text.decode()}", not isinstance(result, Exception)
+        ended = f"; it ended with: {result}" if isinstance(result, Exception) else ""
+        return f"race: {found.text.decode()}{ended}", not ended
     if isinstance(result, Exception):
         return f"error: {result}", False
     return "nothing" if result == reference else "bytes", True
@@ -349,7 +351,8 @@ def main(names, out, kind="sim"):
         names = [*({"all": FAULTS, "slices": FAULTS_OF_SLICES}.get(names) or names.split(","))]
     for name in names:
         found[name], goes_on = how_it_is_found(*faults[name], device, mesh)
-        pathlib.Path(out, f"rank{rank}.json").write_text(json.dumps(found))
+        left = [other for other in names if other not in found]
+        pathlib.Path(out, f"rank{rank}.json").write_text(json.dumps(found | {"left": left}))
         if not goes_on:
             break
     sys.stdout.flush()
