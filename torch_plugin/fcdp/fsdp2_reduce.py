@@ -1,0 +1,216 @@
+"""Where FCDP enters FSDP2's reductions of gradients: `foreach_reduce`, which it counts, explains where it fails, and makes
+in two steps with FCDP_REDUCE=hierarchical (reduce.py); and the end of a group's backward, whose gradients may stay
+within the node until a later micro-batch."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from fcdp import reduce, seam
+from fcdp.seam import wrap
+
+
+class _Here(threading.local):
+    """What FSDP2 is doing on this thread, which it does not pass to its reduce-scatter."""
+
+    reduced: Any = None  # FSDPParamGroup whose gradients are reduced
+    keeps = False  # within the node, until a later micro-batch
+
+
+_here = _Here()
+
+
+# What FSDP2's reduce-scatter takes.
+_REDUCE_SCATTER = ("self", "output_tensor", "input_tensor", "group", "op", "async_op")
+
+
+class _Kept:
+    """The node's sums of gradients that have not crossed (reduce.py): rows of the parameters' shards, one for each node.
+    In FSDP2 without FCDP they are where nobody reads them either, as gradients of the unsharded parameters."""
+
+    def __init__(self, fsdp_params: list[Any], rows: torch.Tensor):
+        self.fsdp_params, self.rows = fsdp_params, rows
+
+    def of(self, fsdp_params: list[Any], dtype: torch.dtype) -> torch.Tensor:
+        """For these parameters, which are more or the same ones; zeros where nothing is kept. On the current stream."""
+        if fsdp_params == self.fsdp_params:
+            return self.rows.to(dtype)
+        sizes = [p.padded_sharded_param_size.numel() for p in fsdp_params]
+        rows = self.rows.new_zeros(len(self.rows), sum(sizes), dtype=dtype)
+        places = dict(zip(fsdp_params, rows.split(sizes, dim=1)))
+        for fsdp_param, part in zip(
+            self.fsdp_params, self.rows.split([p.padded_sharded_param_size.numel() for p in self.fsdp_params], dim=1)
+        ):
+            places[fsdp_param].copy_(part)
+        return rows
+
+
+class _InSteps:
+    """FSDP2's reduce-scatter in two steps (reduce.py), in memory from `own`, FSDP2's own, which runs for operations that
+    the reducer does not serve. `kept`: what is added between the steps."""
+
+    def __init__(self, own: Any, reducer: reduce.Reducer, fsdp_params: list[Any], kept: _Kept | None):
+        self.own, self.reducer, self.fsdp_params, self.kept = own, reducer, fsdp_params, kept
+        self.allocate = own.allocate
+
+    def kept_rows(self, dtype: torch.dtype) -> torch.Tensor | None:
+        return None if self.kept is None else self.kept.of(self.fsdp_params, dtype)
+
+    def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+        if not self.reducer.serves(op):
+            return self.own(
+                output_tensor=output_tensor, input_tensor=input_tensor, group=group, op=op, async_op=async_op
+            )
+        kept = self.kept_rows(input_tensor.dtype)
+        self.reducer.reduce_scatter(output_tensor, input_tensor, op, may_overwrite=True, kept=kept)
+
+
+class _WithinNode(_InSteps):
+    """Its first step alone. FSDP2 allocates the input and then the output, which has a row for each node here."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.allocate = self._allocate_input
+
+    def _allocate_input(self, size, *, dtype, device):
+        self.allocate = self._allocate_output
+        return self.own.allocate(size, dtype=dtype, device=device)
+
+    def _allocate_output(self, size, *, dtype, device):
+        return self.own.allocate((size[0] * self.reducer.n_nodes,), dtype=dtype, device=device)
+
+    def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+        self.reducer.keep(output_tensor, input_tensor, op, self.kept_rows(input_tensor.dtype))
+
+
+class _OfOne:
+    """As a group of replicas: FSDP2 does not all-reduce yet what it has reduced, and returns it."""
+
+    @staticmethod
+    def size() -> int:
+        return 1
+
+
+def _unsharded_gradient(fsdp_param: Any) -> torch.Tensor | None:
+    param = getattr(fsdp_param, "_unsharded_param", None)
+    return param.grad if param is not None else None
+
+
+def _keeps(param_group: Any) -> bool:
+    """Does this micro-batch's backward end with the node's sums? It is one without gradient synchronisation, whose
+    unsharded gradients FSDP2 would keep; not where parameters stay unsharded, as a program may read those then."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
+
+    if not reduce.is_on() or not param_group.reshard_after_backward:
+        return False
+    can = hasattr(param_group, "_get_unsharded_grad_to_reduce") and hasattr(param_group, "_post_backward_pending")
+    if not can or isinstance(param_group.mesh_info, DDPMeshInfo):
+        return False
+    has_any = any(_unsharded_gradient(fsdp_param) is not None for fsdp_param in param_group.fsdp_params)
+    if not has_any and not getattr(param_group, "reduce_scatter_unused_params", False):
+        return False  # it was not used
+    reducer = _reducer(param_group._reduce_scatter_process_group, param_group._reduce_scatter_comm)
+    return reducer is not None and reducer.within.size > 1
+
+
+def _reducer(group: Any, comm: Any) -> reduce.Reducer | None:
+    """What reduces in the place of `comm`, FSDP2's reduce-scatter over `group`, with FCDP_REDUCE=hierarchical. None:
+    FSDP2 does."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
+    if not reduce.is_on():
+        return None
+    own = [getattr(collectives, name, None) for name in ("DefaultReduceScatter", "ProcessGroupAllocReduceScatter")]
+    if comm is None:
+        reduce.leave("FSDP2's reduce-scatter can be replaced from torch 2.9 on")
+    elif type(comm) not in own:
+        reduce.leave(f"it has a reduce-scatter of another kind ({type(comm).__name__})")
+    elif tuple(inspect.signature(type(comm).__call__).parameters) != _REDUCE_SCATTER:
+        reduce.leave(seam.unknown_torch("FSDP2", f"{type(comm).__name__}.__call__"))
+    else:
+        return reduce.reducer_of(group)
+    return None
+
+
+def install(
+    group_module: ModuleType, param_name: Callable[[Any], str], gathers_nothing: Callable[[Any], str | None]
+) -> None:
+    """Patch FSDP2's `_fsdp_param_group`. `param_name` is an FSDPParam's; `gathers_nothing` says why a group's parameters are
+    never gathered, or None."""
+    signature = inspect.signature(group_module.foreach_reduce)
+    cls = group_module.FSDPParamGroup
+
+    @wrap(group_module, "foreach_reduce")
+    def foreach_reduce(original, *args, **kwargs):
+        call = signature.bind(*args, **kwargs)
+        bound = call.arguments
+        fsdp_params, grads, group = bound["fsdp_params"], bound["unsharded_grads"], bound["reduce_scatter_group"]
+        if group is None or not grads:
+            return original(*args, **kwargs)
+        dtype = bound.get("reduce_dtype") or grads[0].dtype
+        bytes_ = sum(p.padded_sharded_param_size.numel() for p in fsdp_params) * dtype.itemsize
+
+        def names() -> str:
+            return ", ".join(sorted({param_name(p) for p in fsdp_params})[:3]) + ", ..."
+
+        comm = bound.get("reduce_scatter_comm")
+        reducer = _reducer(group, comm) if group.size() > 1 else None
+        of, kept, keeps = _here.reduced, None, _here.keeps
+        if of is not None:
+            kept, of._fcdp_kept = of.__dict__.get("_fcdp_kept"), None
+        if reducer is None and kept is not None:
+            raise RuntimeError(
+                f"fcdp: {names()}: gradients of earlier micro-batches are kept for a reduce-scatter of its own"
+            )
+        if reducer is not None:
+            bound["reduce_scatter_comm"] = (_WithinNode if keeps else _InSteps)(comm, reducer, fsdp_params, kept)
+            if keeps:
+                bound |= {"all_reduce_group": _OfOne, "all_reduce_grads": False, "partial_reduce_output": None}
+            args, kwargs = call.args, call.kwargs
+        with seam.reduction(group, fsdp_params[0].device, bytes_, names, reducer):
+            result = original(*args, **kwargs)
+        if keeps:
+            *result, rows = result
+            if rows is None or rows.nbytes != bytes_ * reducer.n_nodes:
+                raise RuntimeError(f"fcdp: {seam.unknown_torch('FSDP2', 'foreach_reduce')}, or set FCDP_REDUCE=flat")
+            of._fcdp_kept = _Kept(fsdp_params, rows.view(reducer.n_nodes, rows.numel() // reducer.n_nodes))
+            return (*result, None)
+        return result
+
+    @wrap(cls, "post_backward")
+    def post_backward(original, self, *args):
+        keeps = not self.reduce_grads and gathers_nothing(self) is None and _keeps(self)
+        outer, _here.reduced, _here.keeps = (_here.reduced, _here.keeps), self, keeps
+        try:
+            if not keeps:
+                return original(self, *args)
+            self.reduce_grads = True
+            try:
+                return original(self, *args)
+            finally:
+                self.reduce_grads, self._post_backward_pending = False, True
+        finally:
+            _here.reduced, _here.keeps = outer
+
+    if hasattr(cls, "_get_unsharded_grad_to_reduce"):  # in torch 2.15
+
+        @wrap(cls, "_get_unsharded_grad_to_reduce")
+        def gradient_to_reduce(original, self, fsdp_param):
+            """A parameter that this micro-batch did not use may have gradients of earlier ones."""
+            found, kept = original(self, fsdp_param), self.__dict__.get("_fcdp_kept")
+            if found is None and kept is not None and fsdp_param in kept.fsdp_params:
+                return fsdp_param.unsharded_zero_grad_data
+            return found
+
+    if hasattr(cls, "_reset_iter_state"):  # not in torch 2.8
+
+        @wrap(cls, "_reset_iter_state")
+        def forgets_iteration(original, self):
+            self._fcdp_kept = None
+            original(self)
