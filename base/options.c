@@ -86,6 +86,10 @@ typedef struct option_parser {
       "each node, and then between the nodes, in their order, which sends less between them and rounds "     \
       "sums differently",                                                                                    \
       FIELD(CHOICE, reduce, 0, 0))                                                                           \
+    X(USER, "FCDP_REDUCE_DTYPE", "same|bf16|int8", "same",                                                   \
+      "with FCDP_REDUCE=hierarchical, what gradients are rounded to between nodes: same: nothing; bf16: "    \
+      "bfloat16; int8: a byte each, and a scale for 256 of them",                                            \
+      FIELD(CHOICE, reduce_dtype, 0, 0))                                                                     \
     X(USER, "FCDP_TIMEOUT", "0.1..86400", "300", "seconds to wait for another rank",                         \
       FIELD(REAL, timeout_s, 0.1, 86400))                                                                    \
     X(USER, "FCDP_LOG", "quiet|warn|info|debug", "warn", "what is written to stderr",                        \

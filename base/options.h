@@ -22,6 +22,11 @@ typedef enum fcdp_fingerprint_mode {
     FCDP_FINGERPRINT_NEVER
 } fcdp_fingerprint_mode;
 typedef enum fcdp_reduce_mode { FCDP_REDUCE_FLAT, FCDP_REDUCE_HIERARCHICAL } fcdp_reduce_mode;
+typedef enum fcdp_reduce_dtype {
+    FCDP_REDUCE_DTYPE_SAME,
+    FCDP_REDUCE_DTYPE_BF16,
+    FCDP_REDUCE_DTYPE_INT8
+} fcdp_reduce_dtype;
 typedef enum fcdp_agree_mode { FCDP_AGREE_FORWARD, FCDP_AGREE_UNSHARD } fcdp_agree_mode;
 
 typedef enum fcdp_mapping_mode {
@@ -65,6 +70,8 @@ typedef struct fcdp_options {
     fcdp_agree_mode agree;
     int prefetch;            /* FCDP_PREFETCH, groups gathered ahead in forward */
     fcdp_reduce_mode reduce; /* FCDP_REDUCE=flat|hierarchical: how gradients are summed */
+    /* FCDP_REDUCE_DTYPE=same|bf16|int8: in which form they cross the nodes then */
+    fcdp_reduce_dtype reduce_dtype;
     /* FCDP_COALESCE: stale groups up to this size are gathered together; 0: never */
     size_t coalesce_bytes;
     bool whole_tensors; /* FCDP_WHOLE_TENSORS=0|1: full_tensor() reads the node's copy */

@@ -23,15 +23,15 @@ FUNCTION_NOARGS(options_load) {
     options = loaded;
     fcdp__check_level = loaded.check;
     fcdp_log_set_level(loaded.log);
-    return Py_BuildValue("{s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:K,s:s,s:i}",
-                         "enabled", loaded.enabled, "driver", (int)loaded.driver, "tau", loaded.tau,
-                         "restore", (int)loaded.restore, "local_size", loaded.local_size, "fingerprint",
-                         (int)loaded.fingerprint, "prefetch", loaded.prefetch, "timeout_s", loaded.timeout_s,
-                         "log", (int)loaded.log, "summary", loaded.summary, "agree", (int)loaded.agree,
-                         "alloc", (int)loaded.alloc, "codec", (int)loaded.codec, "mapping",
-                         (int)loaded.mapping, "transport", (int)loaded.transport, "whole_tensors",
-                         loaded.whole_tensors, "coalesce_bytes", (unsigned long long)loaded.coalesce_bytes,
-                         "spill_dir", loaded.spill_dir, "reduce", (int)loaded.reduce);
+    return Py_BuildValue(
+        "{s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:K,s:s,s:i,s:i}", "enabled",
+        loaded.enabled, "driver", (int)loaded.driver, "tau", loaded.tau, "restore", (int)loaded.restore,
+        "local_size", loaded.local_size, "fingerprint", (int)loaded.fingerprint, "prefetch", loaded.prefetch,
+        "timeout_s", loaded.timeout_s, "log", (int)loaded.log, "summary", loaded.summary, "agree",
+        (int)loaded.agree, "alloc", (int)loaded.alloc, "codec", (int)loaded.codec, "mapping",
+        (int)loaded.mapping, "transport", (int)loaded.transport, "whole_tensors", loaded.whole_tensors,
+        "coalesce_bytes", (unsigned long long)loaded.coalesce_bytes, "spill_dir", loaded.spill_dir, "reduce",
+        (int)loaded.reduce, "reduce_dtype", (int)loaded.reduce_dtype);
 }
 
 FUNCTION_NOARGS(options_table) {

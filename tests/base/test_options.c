@@ -98,6 +98,7 @@ static void values_reach_their_fields(void **state) {
                                  "FCDP_FINGERPRINT=never",
                                  "FCDP_PREFETCH=0",
                                  "FCDP_REDUCE=hierarchical",
+                                 "FCDP_REDUCE_DTYPE=int8",
                                  "FCDP_WHOLE_TENSORS=0",
                                  "FCDP_TIMEOUT=2.5",
                                  "FCDP_CHECK=3",
@@ -129,6 +130,7 @@ static void values_reach_their_fields(void **state) {
     assert_int_equal(options.fingerprint, FCDP_FINGERPRINT_NEVER);
     assert_int_equal(options.prefetch, 0);
     assert_int_equal(options.reduce, FCDP_REDUCE_HIERARCHICAL);
+    assert_int_equal(options.reduce_dtype, FCDP_REDUCE_DTYPE_INT8);
     assert_false(options.whole_tensors);
     assert_true(options.timeout_s == 2.5);
     assert_string_equal(options.cache_dir, "/var/cache/fcdp");
@@ -171,6 +173,9 @@ static void every_choice_is_its_enums_constant(void **state) {
         {"FCDP_AGREE=unshard", offsetof(fcdp_options, agree), FCDP_AGREE_UNSHARD},
         {"FCDP_REDUCE=flat", offsetof(fcdp_options, reduce), FCDP_REDUCE_FLAT},
         {"FCDP_REDUCE=hierarchical", offsetof(fcdp_options, reduce), FCDP_REDUCE_HIERARCHICAL},
+        {"FCDP_REDUCE_DTYPE=same", offsetof(fcdp_options, reduce_dtype), FCDP_REDUCE_DTYPE_SAME},
+        {"FCDP_REDUCE_DTYPE=bf16", offsetof(fcdp_options, reduce_dtype), FCDP_REDUCE_DTYPE_BF16},
+        {"FCDP_REDUCE_DTYPE=int8", offsetof(fcdp_options, reduce_dtype), FCDP_REDUCE_DTYPE_INT8},
         {"FCDP_LOG=quiet", offsetof(fcdp_options, log), FCDP_LOG_QUIET},
         {"FCDP_LOG=warn", offsetof(fcdp_options, log), FCDP_LOG_WARN},
         {"FCDP_LOG=info", offsetof(fcdp_options, log), FCDP_LOG_INFO},

@@ -119,17 +119,32 @@ class Product(nn.Module):
         return (self.weight * x).sum()
 
 
+def rounded(shard, wire):
+    """As it comes to another node."""
+    if wire == "same" or (wire == "bf16" and shard.dtype != torch.float32):
+        return shard
+    if wire == "bf16":
+        return shard.to(torch.bfloat16).float()
+    blocks = shard.float().flatten().split(256)
+    scales = [block.abs().max() / 127 for block in blocks]
+    return torch.cat([(block / scale).round() * scale for block, scale in zip(blocks, scales)]).view_as(shard)
+
+
 def added(ranks, dtype, shape):
     """The gradients of the ranks, in the order in which they are to be added: within the nodes, then those of the
-    nodes, halves in float32 where there are more than two."""
-    size = int(os.environ["FCDP_LOCAL_SIZE"])
+    nodes, halves in float32 where there are more than two, or what comes was rounded."""
+    size, wire = int(os.environ["FCDP_LOCAL_SIZE"]), os.environ.get("FCDP_REDUCE_DTYPE", "same")
     rows = [torch.randn(shape, generator=torch.Generator().manual_seed(50 + rank)).to(dtype) for rank in ranks]
     nodes = [rows[i] if size == 1 else (rows[i] + rows[i + 1]) / 2 for i in range(0, len(rows), size)]
-    wide = torch.float32 if len(nodes) > 2 else dtype
-    total = nodes[0].to(wide)
-    for node in nodes[1:]:
-        total = total + node
-    return (total / len(nodes)).to(dtype), rows[dist.get_rank()]
+    wide = torch.float32 if len(nodes) > 2 or rounded(nodes[0], wire) is not nodes[0] else dtype
+    shards = []
+    for owner, of_nodes in enumerate(zip(*(node.chunk(len(ranks)) for node in nodes))):
+        came = [part if k == owner // size else rounded(part, wire) for k, part in enumerate(of_nodes)]
+        total = came[0].to(wide)
+        for part in came[1:]:
+            total = total + part
+        shards.append(total / len(nodes))
+    return torch.cat(shards).to(dtype), rows[dist.get_rank()]
 
 
 def what_is_kept():

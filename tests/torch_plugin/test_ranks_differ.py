@@ -63,6 +63,7 @@ DIFFERENT = {
     "FCDP_CODEC": ("delta", "none"),
     "FCDP_PREFETCH": ("1", "3"),
     "FCDP_REDUCE": ("flat", "hierarchical"),
+    "FCDP_REDUCE_DTYPE": ("same", "int8"),
     "FCDP_RESTORE": ("slice", "whole"),
     "FCDP_TRANSPORT": ("auto", "torch"),
     "FCDP_WHOLE_TENSORS": ("1", "0"),

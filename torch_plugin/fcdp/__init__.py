@@ -88,7 +88,8 @@ def stats() -> dict[str, Any]:
       from torch's own gather (plain);
     - ``reductions``: with FCDP_REDUCE=hierarchical, how many reduce-scatters were hierarchical, how many were
       flat (FSDP's own), and the reasons of those; kept: how many went no further than the node, for the next
-      micro-batch that is synchronised;
+      micro-batch that is synchronised; rounding_error: with FCDP_REDUCE_DTYPE, what rounding took from what
+      was sent (root of the ratio of their squares, of each 16th reduction), or None;
     - ``groups``: one dict per parameter group: name, id (no other group of this process has it), bytes, of
       those trainable_bytes, gathers_made, gathers_avoided, state, in_file (FCDP_SPILL_DIR), ranks_per_node, and
       plain_bytes and gather_bytes as in ``saved``;

@@ -83,6 +83,7 @@ class _Options(TypedDict):
     coalesce_bytes: int
     spill_dir: str
     reduce: int
+    reduce_dtype: int
 
 class _Topology(TypedDict):
     nodes: int

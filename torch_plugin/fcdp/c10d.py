@@ -36,6 +36,7 @@ _ALIKE = {
     "codec": "FCDP_CODEC",
     "prefetch": "FCDP_PREFETCH",
     "reduce": "FCDP_REDUCE",
+    "reduce_dtype": "FCDP_REDUCE_DTYPE",
     "restore": "FCDP_RESTORE",
     "transport": "FCDP_TRANSPORT",
     "whole_tensors": "FCDP_WHOLE_TENSORS",

@@ -29,9 +29,12 @@ from fcdp import _fcdp, plain, shard_groups, words
 from fcdp.c10d import Shards, Unsupported
 from fcdp.rollcall import RollCall
 from fcdp.settings import options
+from fcdp.wire import Rounding, Wire, wire_for
 
 _calls = {"hierarchical": 0, "flat": 0, "kept": 0}  # reduce-scatters while the option is on
 _reasons: list[str] = []  # why some were flat
+
+_rounding = Rounding()
 
 _HALF = (torch.float16, torch.bfloat16)  # more than two of them are added in float32
 
@@ -46,7 +49,7 @@ def is_on() -> bool:
 
 def counts() -> dict[str, Any]:
     """For fcdp.stats()."""
-    return {**_calls, "reasons": list(_reasons)}
+    return {**_calls, "reasons": list(_reasons), "rounding_error": _rounding.share()}
 
 
 def count_flat() -> None:
@@ -123,13 +126,27 @@ class Reducer:
         sums = self.sum_in_node(self._by_node(gradients), op)
         if kept is not None:
             sums.add_(kept.view_as(sums))
-        if may_overwrite and self.within.size > 1:
+        wire = wire_for(sums.dtype) if sums.numel() else None
+        packed = sums if wire is None else wire.pack(sums)
+        if may_overwrite and self.within.size > 1 and wire is None:
             taken = gradients.view(-1)[: sums.numel()].view_as(sums)
         else:
-            taken = torch.empty_like(sums)
-        self.cross(output.view(-1), sums, op, taken)
-        sent = output.nbytes * (self.n_nodes - 1), gradients.nbytes - sums.nbytes
+            taken = torch.empty_like(packed)
+        if sums.numel():
+            self._cross(packed, taken)
+            rows = list(taken.unbind())
+            if wire is not None:
+                self._note_rounding(wire, sums, packed)
+                mine, n = self.between.place, sums.shape[1]
+                rows = [sums[k] if k == mine else wire.unpack(row, n) for k, row in enumerate(rows)]
+            self._add(output.view(-1), rows, op)
+        sent = packed[0].nbytes * (self.n_nodes - 1), gradients.nbytes - sums.nbytes
         plain.count_reduction(*sent, self.n_nodes * self.within.size, start_ns)
+
+    def _note_rounding(self, wire: Wire, sums: torch.Tensor, packed: torch.Tensor) -> None:
+        if (self.n_made - 1) % Rounding.EVERY == 0:
+            other = (self.between.place + 1) % self.n_nodes
+            _rounding.note(wire, sums[other], packed[other])
 
     def keep(self, output: torch.Tensor, gradients: torch.Tensor, op: Any, kept: torch.Tensor | None) -> None:
         """`output`: the node's sums of `gradients` alone, and of what was kept before; as long as `gradients` /
@@ -176,15 +193,16 @@ class Reducer:
                 work.wait()
         return sums
 
-    def cross(self, output: torch.Tensor, sums: torch.Tensor, op: Any, taken: torch.Tensor) -> None:
-        """`output`: the sum of all nodes' rows for this one, in the nodes' order. `taken`: memory like `sums`."""
+    def _cross(self, rows: torch.Tensor, taken: torch.Tensor) -> None:
+        """`taken`: of each node, its row for this one."""
         lane = self.between
-        if not sums.numel():
-            return
         with lane.roll.explains(lane.roll.enter()):
-            lane.backend.alltoall_base(taken, sums, [], [], distributed_c10d.AllToAllOptions()).wait()
-        first, *others = taken.unbind()
-        if taken.dtype in _HALF and len(others) > 1:
+            lane.backend.alltoall_base(taken, rows, [], [], distributed_c10d.AllToAllOptions()).wait()
+
+    def _add(self, output: torch.Tensor, rows: list[torch.Tensor], op: Any) -> None:
+        """In this order; in float32 at least, if these are more than two halves or come of other dtypes."""
+        first, *others = rows
+        if first.dtype in _HALF and (len(others) > 1 or others[0].dtype != first.dtype):
             first = first.float()
         total = torch.add(first, others[0], out=output if first.dtype == output.dtype else None)
         for other in others[1:]:

@@ -164,6 +164,10 @@ def summary() -> None:
         f"moved {_human(now['moves']['h2d_bytes'])} to the device and {_human(now['moves']['d2h_bytes'])} to the host{_disk(now['spill'])}"
     )
 
+    error = now["reductions"]["rounding_error"]
+    if error is not None:
+        words.say(f"gradients were rounded between nodes (FCDP_REDUCE_DTYPE): by {100 * error:.2g} %, root mean square")
+
 
 def _disk(spill: dict[str, Any]) -> str:
     if not spill["bytes"] and not spill["written_bytes"]:

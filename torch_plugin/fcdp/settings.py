@@ -64,6 +64,8 @@ def settle() -> None:
         used += ["FCDP_DEVICE_BUDGET", "FCDP_HEADROOM"]
     load()
     _settled = True
+    if options["reduce"] == _fcdp.REDUCE_FLAT and options["reduce_dtype"] != _fcdp.REDUCE_DTYPE_SAME:
+        words.say("FCDP_REDUCE_DTYPE has no effect without FCDP_REDUCE=hierarchical")
     _say_late(before, used, "FSDP was imported", "before that import")
 
 

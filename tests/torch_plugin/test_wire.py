@@ -1,0 +1,52 @@
+"""What gradients are rounded to between nodes (FCDP_REDUCE_DTYPE)."""
+
+import pytest
+import torch
+
+from conftest import needs_fcdp
+
+pytestmark = needs_fcdp
+
+
+@pytest.fixture(params=["bf16", "int8"])
+def wire(request, monkeypatch):
+    from fcdp import _fcdp, settings, wire
+
+    monkeypatch.setitem(settings.options, "reduce_dtype", getattr(_fcdp, f"REDUCE_DTYPE_{request.param.upper()}"))
+    return wire.wire_for(torch.float32)
+
+
+def back(wire, rows):
+    return torch.stack([wire.unpack(row, rows.shape[1]) for row in wire.pack(rows)])
+
+
+@pytest.mark.parametrize("n", [1, 255, 256, 257, 4096])
+def test_values_come_back_rounded_and_what_was_sent_is_as_it_was(wire, n):
+    rows = torch.randn(3, n, generator=torch.Generator().manual_seed(n)) * torch.logspace(-30, 30, n)
+    before = rows.clone()
+    off = (back(wire, rows) - rows).abs()
+    assert torch.equal(rows, before)
+    if wire.pack(rows).shape[1] == 2 * n:
+        assert torch.all(off <= rows.abs() / 256)
+    else:
+        for block, of_block in zip(rows.split(256, dim=1), off.split(256, dim=1)):
+            assert torch.all(of_block <= block.abs().amax(1, keepdim=True) / 127 * 0.5001)
+    assert not back(wire, torch.zeros(2, n)).any()
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_what_is_not_finite_stays_so(wire, value):
+    rows = torch.ones(2, 600)
+    rows[1, 300] = value
+    came = back(wire, rows)
+    assert not torch.isfinite(came[1, 300])
+    assert torch.isfinite(came[0]).all() and torch.isfinite(came[1, :256]).all() and torch.isfinite(came[1, 512:]).all()
+
+
+def test_what_would_be_no_smaller_crosses_as_it_is(monkeypatch):
+    from fcdp import _fcdp, settings, wire
+
+    monkeypatch.setitem(settings.options, "reduce_dtype", _fcdp.REDUCE_DTYPE_BF16)
+    assert wire.wire_for(torch.bfloat16) is None and wire.wire_for(torch.float16) is None
+    monkeypatch.setitem(settings.options, "reduce_dtype", _fcdp.REDUCE_DTYPE_INT8)
+    assert wire.wire_for(torch.bfloat16) is not None
