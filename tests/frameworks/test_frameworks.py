@@ -93,3 +93,16 @@ def test_a_framework_trains_the_same(job, tmp_path):
         assert (found := first_difference(one, other)) is None, f"rank {rank}: {found}"
         check_what_it_saved(job, other)
     assert said(plain) == said(fcdp)
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("job", [case(name, jobs.JOBS[name]) for name in ("accelerate-lora", "transformers-trainer")])
+def test_accumulated_gradients_cross_with_the_last_micro_batch(job, tmp_path):
+    """Which the framework's own accumulation says to FSDP2. Sums are rounded in another order than plain FSDP2's."""
+    plain = run(job, tmp_path / "plain", {})
+    fcdp = run(job, tmp_path / "fcdp", FCDP | {"FCDP_REDUCE": "hierarchical"})
+    for one, other in zip(plain.ranks, fcdp.ranks):
+        made = other["end"]["reductions"]
+        assert made["flat"] == 0 and made["kept"] == made["hierarchical"] > 0, made  # of two micro-batches each
+        losses = [[loss for _, loss in rank["losses"]] for rank in (one, other)]
+        assert losses[1] == pytest.approx(losses[0], rel=1e-3)
