@@ -50,7 +50,9 @@ static fcdp_status counted_all_gather(void *ctx, fcdp_lane lane, const fcdp_part
     if (r->until_kill && --r->until_kill == 0) member_die(r->m);
     if (r->until_stuck && r->until_stuck-- == 1)
         return fcdp__driver_host_function(r->m->drv, stream, until_aborted, r);
-    return r->m->table.all_gather(r->m->table.ctx, lane, parts, n, stream, turn);
+    fcdp_status status = r->m->table.all_gather(r->m->table.ctx, lane, parts, n, stream, turn);
+    if (status && r->unsaid && r->until_kill) member_die(r->m); /* the other node's victim was earlier */
+    return status;
 }
 
 static fcdp_status counted_check(void *ctx) {
