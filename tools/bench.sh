@@ -95,7 +95,7 @@ docs/frameworks.md. It ends with 1 where training was not bitwise equal. About t
 root, or a kernel that lets users make namespaces.
   --write            puts the tables into docs/frameworks.md
   --rate 1gbit       another link
-  NAME ...           these rows alone, by the name of the example, or "full" or "lora" for the settings
+  NAME ...           these rows alone, by the name of the example, or "full", "bf16" or "lora" for the settings
 END
 }
 

@@ -23,6 +23,8 @@ EXAMPLES = {
     "torchtitan_llama": "torchtitan, all weights",
 }
 GPT = ["tools/demo/gpt.py", "--steps", "8", "--dim", "168", "--layers", "8"]
+REDUCE, INT8 = "FCDP_REDUCE=hierarchical", "FCDP_REDUCE_DTYPE=int8"
+CODEC = "FCDP_CODEC=delta FCDP_COALESCE=0"  # groups that are gathered together cross whole
 # Jobs, and of each the settings that are compared: a title, and a mode of fcdp-lab. The first is the reference.
 SETTINGS = {
     "full": (
@@ -33,6 +35,20 @@ SETTINGS = {
             "reshard_after_forward=2, the ranks of a node": "-- --reshard-after-forward 2",
             "reshard_after_forward=False": "-- --reshard-after-forward false",
             "HSDP": "-- --hsdp",
+            f"`{REDUCE}`": f"FCDP=1 {REDUCE}",
+            f"`{REDUCE} {INT8}`": f"FCDP=1 {REDUCE} {INT8}",
+        },
+    ),
+    "bf16": (
+        ["--bf16", "--lr", "3e-4"],
+        {
+            "FSDP2": "",
+            "**FCDP=1**": "FCDP=1",
+            f"`{CODEC}`": f"FCDP=1 {CODEC}",
+            "HSDP": "-- --hsdp",
+            f"`{REDUCE}`": f"FCDP=1 {REDUCE}",
+            f"`{REDUCE} {CODEC}`": f"FCDP=1 {REDUCE} {CODEC}",
+            f"`{REDUCE} {INT8} {CODEC}`": f"FCDP=1 {REDUCE} {INT8} {CODEC}",
         },
     ),
     "lora": (
@@ -40,6 +56,7 @@ SETTINGS = {
         {
             "FSDP2": "",
             "**FCDP=1**": "FCDP=1",
+            f"`{REDUCE}`": f"FCDP=1 {REDUCE}",
             "reshard_after_forward=False": "-- --reshard-after-forward false",
             "frozen weights on every rank (`ignored_params`)": "-- --replicate-frozen",
             "HSDP": "-- --hsdp",
@@ -123,10 +140,13 @@ def of_example(name, rate):
 def training(mode, reference):
     if mode is reference:
         return "reference"
-    equal = mode["equal"]["losses"] if mode["equal"]["shards"] is None else mode["equal"]["shards"]
-    if equal:
-        return "bitwise equal"
-    return "NOT EQUAL" if "FCDP" in mode["env"] else "another order of sums"
+    shards = mode["equal"]["shards"]
+    if shards or (shards is None and mode["equal"]["losses"]):
+        return "bitwise equal" if shards else "the same losses"  # shards of other shapes are not compared
+    if "FCDP_REDUCE_DTYPE" in mode["env"]:
+        return "rounded sums"
+    own_sums = "FCDP" not in mode["env"] or "FCDP_REDUCE" in mode["env"]
+    return "another order of sums" if own_sums else "NOT EQUAL"
 
 
 def of_setting(name, rate):
