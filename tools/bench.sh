@@ -91,7 +91,7 @@ same depth and block size. Half a minute after the set-up; needs fio, and 1.6 GB
 
 frameworks: trains each script of examples/ on 2 emulated nodes of 2 ranks with 100 Mbit/s between them, as it is and
 with FCDP=1, and then a small GPT with the settings that people use on slow links. It prints the tables of
-docs/frameworks.md. It ends with 1 where training was not bitwise equal. About ten minutes after the set-up; needs
+docs/frameworks.md. It ends with 1 where training that must be bitwise equal was not. About twenty minutes after the set-up; needs
 root, or a kernel that lets users make namespaces.
   --write            puts the tables into docs/frameworks.md
   --rate 1gbit       another link

@@ -91,7 +91,9 @@ LOST = {"same": (0, 0), "bf16": (1e-5, 4e-3), "int8": (1e-5, 1e-2)}  # by roundi
 
 @pytest.mark.parametrize("size, wire", [(1, "same"), (2, "same"), (2, "bf16"), (1, "int8"), (2, "int8")])
 def test_the_nodes_sums_are_added_in_their_order(tmp_path, size, wire):
-    for rank in job(tmp_path, "sums", {**ON, "FCDP_LOCAL_SIZE": str(size), "FCDP_REDUCE_DTYPE": wire}).ranks:
+    done = job(tmp_path, "sums", {**ON, "FCDP_LOCAL_SIZE": str(size), "FCDP_REDUCE_DTYPE": wire})
+    assert ("gradients were rounded between nodes" in done.output) == (wire != "same"), done.output
+    for rank in done.ranks:
         assert all(right and as_before for _, right, as_before in rank["sums"]), rank["sums"]
         least, most = LOST[wire]
         assert least <= (rank["stats"]["reductions"].pop("rounding_error") or 0) <= most

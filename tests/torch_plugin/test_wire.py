@@ -50,3 +50,17 @@ def test_what_would_be_no_smaller_crosses_as_it_is(monkeypatch):
     assert wire.wire_for(torch.bfloat16) is None and wire.wire_for(torch.float16) is None
     monkeypatch.setitem(settings.options, "reduce_dtype", _fcdp.REDUCE_DTYPE_INT8)
     assert wire.wire_for(torch.bfloat16) is not None
+
+
+def test_alone_the_option_says_that_it_has_no_effect(monkeypatch, capfd):
+    from fcdp import settings
+
+    monkeypatch.setattr(settings, "options", dict(settings.options))
+    monkeypatch.setattr(settings, "_settled", False)
+    monkeypatch.setattr(settings, "_read", {})
+    for reduce, says in (("flat", True), ("hierarchical", False)):
+        monkeypatch.setenv("FCDP_REDUCE", reduce)
+        monkeypatch.setenv("FCDP_REDUCE_DTYPE", "int8")
+        settings._settled = False
+        settings.settle()
+        assert ("no effect without FCDP_REDUCE=hierarchical" in capfd.readouterr().err) == says

@@ -25,7 +25,6 @@ class _Here(threading.local):
 
 _here = _Here()
 
-
 # What FSDP2's reduce-scatter takes.
 _REDUCE_SCATTER = ("self", "output_tensor", "input_tensor", "group", "op", "async_op")
 
@@ -102,15 +101,15 @@ def _unsharded_gradient(fsdp_param: Any) -> torch.Tensor | None:
     return param.grad if param is not None else None
 
 
-def _keeps(param_group: Any) -> bool:
+def _keeps(param_group: Any, gathers_nothing: Callable[[Any], str | None]) -> bool:
     """Does this micro-batch's backward end with the node's sums? It is one without gradient synchronisation, whose
     unsharded gradients FSDP2 would keep; not where parameters stay unsharded, as a program may read those then."""
     from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
 
-    if not reduce.is_on() or not param_group.reshard_after_backward:
+    if param_group.reduce_grads or not reduce.is_on() or not param_group.reshard_after_backward:
         return False
     can = hasattr(param_group, "_get_unsharded_grad_to_reduce") and hasattr(param_group, "_post_backward_pending")
-    if not can or isinstance(param_group.mesh_info, DDPMeshInfo):
+    if not can or isinstance(param_group.mesh_info, DDPMeshInfo) or gathers_nothing(param_group):
         return False
     has_any = any(_unsharded_gradient(fsdp_param) is not None for fsdp_param in param_group.fsdp_params)
     if not has_any and not getattr(param_group, "reduce_scatter_unused_params", False):
@@ -185,7 +184,7 @@ def install(
 
     @wrap(cls, "post_backward")
     def post_backward(original, self, *args):
-        keeps = not self.reduce_grads and gathers_nothing(self) is None and _keeps(self)
+        keeps = _keeps(self, gathers_nothing)
         outer, _here.reduced, _here.keeps = (_here.reduced, _here.keeps), self, keeps
         try:
             if not keeps:

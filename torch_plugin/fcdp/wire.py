@@ -4,7 +4,8 @@
     int8    for each 256 values a float32 scale, their largest magnitude / 127, and a byte for each value; as ZeRO++'s
             quantised gradients (qgZ, arXiv:2306.10209, section 4.3)
 
-What comes is added in float32 at least. A value that is not finite makes its block so, as gradient scalers look for it.
+What comes is added in float32 at least. What is not finite stays so, of int8 the whole block: gradient scalers look for
+it.
 """
 
 from __future__ import annotations
