@@ -155,6 +155,13 @@ fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) FCDP_MUS
 fcdp_status fcdp__region_read(fcdp_region *region, uint32_t span, fcdp_piece piece, fcdp_dptr to,
                               fcdp_event after) FCDP_MUST_CHECK;
 
+/* Copy a piece of `span`, from whichever tier has it, to `to_out`, in ordinary host memory. The host waits,
+ * also for the others' words if host memory has the piece: errors as from fcdp__board_wait_all. *has_out:
+ * false, and nothing is copied, where no tier has it but a file. In use, `ready` has been recorded in this
+ * use. The state is as before. */
+fcdp_status fcdp__region_peek(fcdp_region *region, uint32_t span, fcdp_piece piece, void *to_out,
+                              bool *has_out) FCDP_MUST_CHECK;
+
 /* Check the peers for whose words streams have waited `waited_ns`. FCDP_PENDING: no peer has failed or is too
  * late, or the region is spilled, and has no words; else an error as from fcdp__board_wait_all. Any
  * thread. */

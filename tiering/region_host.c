@@ -395,6 +395,46 @@ fcdp_status fcdp__region_read(fcdp_region *region, uint32_t span, fcdp_piece pie
     return status ? fail_unrecorded(region, status) : FCDP_OK;
 }
 
+static fcdp_status host_peek(fcdp_region *region, uint32_t span, fcdp_span_state state, fcdp_piece piece,
+                             void *to) {
+    fcdp_status status = FCDP_OK;
+    if (state.stored && !state.whole && !is_alone(region))
+        status = fcdp__board_wait_all(region->block, FCDP_STORED_WORD[span], state.epoch, region->name);
+    if (!status) status = fcdp__driver_event_sync(region->tiering->drv, region->stored);
+    if (!status) memcpy(to, (const char *)fcdp__host_data(region->block) + piece.offset_bytes, piece.bytes);
+    return status;
+}
+
+static fcdp_status device_peek(fcdp_region *region, fcdp_piece piece, void *to) {
+    fcdp_driver *drv = region->tiering->drv;
+    fcdp_stream d2h = region->streams[FCDP_TO_HOST];
+    fcdp_dptr from = fcdp__dptr_add(fcdp__vrange_base(region->range), piece.offset_bytes);
+    fcdp_status status = fcdp__driver_stream_wait(drv, d2h, region->ready);
+    if (!status) status = fcdp__driver_copy_d2h(drv, to, from, piece.bytes, d2h);
+    fcdp_status ended = fcdp__driver_stream_sync(drv, d2h); /* the caller may free `to` */
+    return status ? status : ended;
+}
+
+/* It is being moved meanwhile, so that the reclaimer leaves it where it is. */
+fcdp_status fcdp__region_peek(fcdp_region *region, uint32_t span, fcdp_piece piece, void *to_out,
+                              bool *has_out) {
+    fcdp__region_lock(region);
+    fcdp__region_begin_move(region);
+    fcdp_span_state state = region->span[span];
+    fcdp__region_unlock(region);
+    bool in_host = region->block && (state.stored || state.whole);
+    fcdp_status status = FCDP_OK;
+    if (state.on_device)
+        status = device_peek(region, piece, to_out);
+    else if (in_host)
+        status = host_peek(region, span, state, piece, to_out);
+    *has_out = !status && (state.on_device || in_host);
+    fcdp__region_lock(region);
+    fcdp__region_end_move(region);
+    fcdp__region_unlock(region);
+    return status;
+}
+
 /* ---- eviction ---- */
 
 /* Spans with bytes on the device that are not all in host memory. The acquire in board_read is the partner of

@@ -15,6 +15,7 @@ tools/bench.sh pressure --batches [--pages N] [--steps N] [-- OPTIONS OF tools/d
 tools/bench.sh host [--layers N] [--steps N] [--rounds N] [--json FILE]
 tools/bench.sh host-ahead [--pairs N] [--steps N] [--seconds S] [--only WORD]
 tools/bench.sh policies
+tools/bench.sh changed [--steps N] [--lr RATE ...] [--layers N] [--dim N] [--batch N]
 tools/bench.sh spill [DIRECTORY] [--slices N] [--size MIB] [--rounds N]
 tools/bench.sh frameworks [--write] [--rate RATE] [NAME ...]
 
@@ -86,6 +87,10 @@ and at the least, for several jobs and budgets. The order of uses is recorded fr
 CPUs; the rest is computed. It ends with 1 where next-use is above 1.05 of the least, or above tau. About two minutes
 after the set-up.
 
+changed: measures how many bytes a step changes of the weights (fcdp.changed()) at three learning rates, and what asking
+after each step takes; and rebuilds the weights in another process, which ends it with 1 where they differ. Two minutes
+after the set-up.
+
 spill: measures how fast slices go to FCDP_SPILL_DIR and come back, beside fio on the same disk in the same run, with the
 same depth and block size. Half a minute after the set-up; needs fio, and 1.6 GB in DIRECTORY (default: the temporary one).
 
@@ -102,7 +107,7 @@ END
 what=${1:-all}
 case $what in
     all | alloc | trace) shift $(($# > 0)) ;;
-    overlap | agreement | codec | pressure | host | host-ahead | policies | spill | frameworks) shift ;;
+    overlap | agreement | codec | pressure | host | host-ahead | policies | changed | spill | frameworks) shift ;;
     -h | --help) usage; exit 0 ;;
     --version) setup_version; exit 0 ;;
     *) usage >&2; exit 2 ;;
@@ -172,6 +177,7 @@ case $what in
     pressure) setup test; run "$PY" tools/bench/pressure/sweep.py "$@"; exit ;;
     host) setup test; run "$PY" tools/bench/host.py "$@"; exit ;;
     host-ahead) setup test; run "$PY" tools/bench/host_ahead.py "$@"; exit ;;
+    changed) setup test; run "$PY" tools/bench/changed.py "$@"; exit ;;
     frameworks) setup all; run "$PY" tools/bench/frameworks.py "$@"; exit ;;
 esac
 case $what in

@@ -115,7 +115,7 @@ PyMODINIT_FUNC PyInit__fcdp(void) {
     PyObject *m = PyModule_Create(&module);
     if (!m || !binding_evidence_init() || PyModule_AddFunctions(m, methods_engine) < 0 ||
         PyModule_AddFunctions(m, methods_comm) < 0 || PyModule_AddFunctions(m, methods_group) < 0 ||
-        PyModule_AddFunctions(m, methods_trace) < 0)
+        PyModule_AddFunctions(m, methods_codec) < 0 || PyModule_AddFunctions(m, methods_trace) < 0)
         return NULL;
     if (!methods_engine_type(m) || !methods_comm_types(m) || !methods_group_type(m) || !binding_nccl_type(m))
         return NULL;

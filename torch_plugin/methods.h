@@ -22,7 +22,7 @@
 #define DOC(signature, text) PyDoc_STR(signature "\n--\n\n" text)
 
 /* Each ends with a row of NULLs. */
-extern PyMethodDef methods_engine[], methods_comm[], methods_group[], methods_trace[];
+extern PyMethodDef methods_engine[], methods_comm[], methods_group[], methods_codec[], methods_trace[];
 /* The types, into the module. False: an exception is set. */
 bool methods_engine_type(PyObject *module);
 bool methods_comm_types(PyObject *module);

@@ -1,6 +1,7 @@
 /* methods_group.c - _fcdp.Group, a parameter group. */
 #include <stdlib.h>
 
+#include "comm/shard.h"
 #include "comm/spilled.h"
 #include "comm/whole.h"
 #include "torch_plugin/dlpack.h"
@@ -188,6 +189,18 @@ METHOD(group_read_whole) {
     CALL(
         fcdp_group_whole_read(group, i, (fcdp_dptr){address}, (size_t)bytes, (fcdp_stream)(uintptr_t)stream));
     return methods_none_or_raise(status);
+}
+
+METHOD(group_gathered_shard) {
+    unsigned int i;
+    unsigned long long address, bytes;
+    if (!PyArg_ParseTuple(args, "IKK:gathered_shard", &i, &address, &bytes)) return NULL;
+    fcdp_group *group = group_with_extent(self, i);
+    if (!group) return NULL;
+    bool has;
+    fcdp_status status;
+    CALL(fcdp_group_gathered_shard(group, i, (void *)(uintptr_t)address, (size_t)bytes, &has));
+    return status == FCDP_OK ? PyBool_FromLong(has) : binding_raise(status);
 }
 
 static PyObject *group_unshard(PyObject *self, PyObject *const *args, Py_ssize_t n) {
@@ -398,6 +411,12 @@ static PyMethodDef methods[] = {
          "Copy the first n_bytes bytes of parameter i from host memory to the device memory at\n"
          "`address`, after a vote of WHOLE_HOST. `stream` waits for them; where the model computes on\n"
          "the host, the host does. Raises Error and IndexError.")},
+    {"gathered_shard", group_gathered_shard, METH_VARARGS,
+     DOC("gathered_shard($self, i, address, n_bytes, /)",
+         "Copy the first n_bytes bytes of this rank's shard of parameter i, as they were last gathered, to\n"
+         "the host memory at `address`; the host waits.\n\n"
+         "Returns False where no copy is on the node, or only a file has it: nothing is copied then.\n"
+         "Raises Error (ERR_INVALID: it is being unsharded, or asleep) and IndexError.")},
     {"stats", group_stats, METH_NOARGS,
      DOC("stats($self, /)",
          "What the group is and did so far: a dict with name, bytes, trainable_bytes, gathers_made,\n"

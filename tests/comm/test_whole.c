@@ -2,6 +2,7 @@
  * those of now, and that nothing crosses the nodes for them. */
 #include <stdlib.h>
 
+#include "comm/shard.h"
 #include "comm/trace_events.h"
 #include "comm/whole.h"
 #include "tests/comm/engine_world.h"
@@ -204,6 +205,50 @@ static void test_kept_on_some_ranks_and_evicted_on_others(void **state) {
     }
 }
 
+/* Of rank m: a shard of what was gathered last, whatever the parameter is now. */
+static void assert_gathered_shard(member *m, uint32_t i, uint32_t version) {
+    size_t bytes = m->cluster->config.groups[0].extents[i].shard_bytes;
+    uint8_t *read = malloc(bytes);
+    bool has;
+    assert_non_null(read);
+    assert_ok(fcdp_group_gathered_shard(m->groups[0], i, read, bytes, &has));
+    assert_true(has);
+    assert_memory_equal(
+        read, cluster_truth(m->cluster, 0, i, version) + (size_t)(m - m->cluster->members) * bytes, bytes);
+    assert_int_equal(fcdp_group_gathered_shard(m->groups[0], i, read, bytes + 1, &has), FCDP_ERR_INVALID);
+    free(read);
+}
+
+static void test_a_shard_is_what_was_last_gathered(void **state) {
+    (void)state;
+    for (int way = 0; way < 4; way++) {
+        cluster_config config = config_of(way & 1 ? FCDP_RESTORE_SLICE : FCDP_RESTORE_WHOLE, way >> 1);
+        uint8_t agreed[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE], byte;
+        cluster *c = start(&config);
+        bool has = true;
+        assert_ok(fcdp_group_gathered_shard(c->members[1].groups[0], SMALL, &byte, 1, &has));
+        assert_false(has); /* never gathered */
+        for (int again = 0; again < 3; again++) {
+            gather_all(c);
+            for (uint32_t i = 0; i < N_EXTENTS; i++)
+                EVERY_MEMBER(c, m) assert_gathered_shard(m, i, m->version[0][i]);
+            if (again == 1)
+                assert_true(!(way >> 1) || fcdp__tiering_reclaim(c->members[2].engine->tiering, 1) > 0);
+            step_all(c, 0, all_extents);
+            for (uint32_t i = 0; i < N_EXTENTS; i++)
+                EVERY_MEMBER(c, m) assert_gathered_shard(m, i, m->version[0][i] - 1);
+        }
+        agree_all(c, 0, agreed);
+        begin_all(c, 0, FCDP_PASS_FORWARD);
+        assert_int_equal(fcdp_group_gathered_shard(c->members[1].groups[0], SMALL, &byte, 1, &has),
+                         FCDP_ERR_INVALID);
+        use_all(c, 0);
+        EVERY_MEMBER(c, m) assert_gathered_shard(m, LARGE, m->version[0][LARGE]); /* in use */
+        reshard_all(c, 0);
+        end(c);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_fresh_one_comes_from_the_node),
@@ -213,6 +258,7 @@ int main(void) {
         cmocka_unit_test(test_what_is_agreed_stale_is_asked_for_anew),
         cmocka_unit_test(test_nobody_answers_for_a_group_in_use),
         cmocka_unit_test(test_kept_on_some_ranks_and_evicted_on_others),
+        cmocka_unit_test(test_a_shard_is_what_was_last_gathered),
     };
     cmocka_set_test_filter(getenv("TEST_FILTER"));
     return cmocka_run_group_tests(tests, NULL, NULL);

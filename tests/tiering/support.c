@@ -369,13 +369,30 @@ void assert_span(fcdp_region *region, uint32_t s, bool on_device, bool stored, b
                  span.on_device, span.stored, span.whole, span.epoch);
 }
 
-static void assert_host_piece(group *group, uint32_t r, uint32_t s, uint32_t epoch, fcdp_piece piece) {
-    step(fcdp__driver_event_sync(group->node->drv, fcdp__region_stored(group->regions[r])));
-    content c = content_of(group, s, epoch, piece.offset_bytes, piece.bytes,
-                           (uint64_t)fcdp__host_data(group->blocks[r]) + piece.offset_bytes);
+/* `at`: the piece's bytes, which the host can read. */
+static void assert_bytes(group *group, uint32_t s, uint32_t epoch, fcdp_piece piece, const void *at) {
+    content c = content_of(group, s, epoch, piece.offset_bytes, piece.bytes, (uint64_t)at);
     unsigned long before = atomic_load(&n_wrong);
     content_compare(&c);
     if (atomic_load(&n_wrong) != before) fail_msg("on the host: %s", wrong_text);
+}
+
+static void assert_host_piece(group *group, uint32_t r, uint32_t s, uint32_t epoch, fcdp_piece piece) {
+    step(fcdp__driver_event_sync(group->node->drv, fcdp__region_stored(group->regions[r])));
+    assert_bytes(group, s, epoch, piece, (char *)fcdp__host_data(group->blocks[r]) + piece.offset_bytes);
+}
+
+void assert_peek(group *group, uint32_t r, uint32_t s, uint32_t epoch) {
+    fcdp_piece piece = fcdp__layout_slice(group->layout, s, r);
+    fcdp_span_state span = state_of(group->regions[r]).span[s];
+    void *bytes = malloc(piece.bytes + 1);
+    bool has;
+    assert_non_null(bytes);
+    step(fcdp__region_peek(group->regions[r], s, piece, bytes, &has));
+    assert_int_equal(has, span.on_device || span.stored || span.whole);
+    if (has) assert_bytes(group, s, epoch, piece, bytes);
+    assert_span(group->regions[r], s, span.on_device, span.stored, span.whole, span.epoch);
+    free(bytes);
 }
 
 void assert_host_slice(group *group, uint32_t r, uint32_t s, uint32_t slice, uint32_t epoch) {

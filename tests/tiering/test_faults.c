@@ -26,6 +26,11 @@ static void all_evict(node *n) {
     }
 }
 
+static void all_peek(group *g, uint32_t epoch) {
+    for (uint32_t r = 0; r < g->node->n; r++)
+        for (uint32_t s = 0; s < FCDP_N_SPANS; s++) assert_peek(g, r, s, epoch);
+}
+
 /* One page per rank: each group's use takes the other's. Memory that could not be page-locked makes a copy
  * wait on the host: not with one thread that is two ranks. */
 static void schedule(const variant *v) {
@@ -39,6 +44,8 @@ static void schedule(const variant *v) {
     group_release(&a, false);
     group_fill(&b, BOTH, FILL_KEPT, 0);
     group_release(&b, true);
+    all_peek(&a, 1);             /* from the host */
+    all_peek(&b, 1);             /* from the device */
     group_restore(&a, false, 0); /* evicts b, dirty */
     group_release(&a, true);
     group_restore(&b, true, 0); /* evicts a, clean */

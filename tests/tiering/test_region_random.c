@@ -268,6 +268,15 @@ static void do_invalidate(world *w, int i) {
     }
 }
 
+/* A load's words must be on their way: one thread is all ranks. */
+static void do_peek(world *w, int i, uint32_t r) {
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
+        const model *m = &w->models[i][r];
+        if (m->span[s].on_device || !is_somewhere(m, s) || can_load(w, i, r, s))
+            assert_peek(&w->groups[i], r, s, m->span[s].epoch);
+    }
+}
+
 /* Everything of this rank in use at once: more than its pool has. */
 static void do_exhaust(world *w, uint32_t r) {
     bool used[N_GROUPS];
@@ -295,7 +304,7 @@ static void do_squeeze(world *w, uint32_t r) {
 static void world_step(world *w) {
     int i = (int)random_below(&w->rng, N_GROUPS);
     uint32_t r = (uint32_t)random_below(&w->rng, w->node.n);
-    switch (random_below(&w->rng, 16)) {
+    switch (random_below(&w->rng, 18)) {
     case 0: do_invalidate(w, i); break;
     case 1: do_squeeze(w, r); break;
     case 2: do_exhaust(w, r); break;
@@ -303,6 +312,8 @@ static void world_step(world *w) {
     case 4: node_sync(&w->node); break;
     case 5:
     case 6: do_hold(w, i); break;
+    case 7:
+    case 8: do_peek(w, i, r); break;
     default: do_use(w, i); break;
     }
     world_check(w);

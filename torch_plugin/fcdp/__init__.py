@@ -8,12 +8,21 @@ Importing this package is light: torch and the C core are loaded when FSDP is.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from fcdp.changes import Changes, Version
 
 __all__ = [
     "Error",
     "OptionError",
+    "VersionError",
+    "apply",
+    "changed",
     "enable",
     "fcdp_alloc",
     "max_memory_allocated",
@@ -39,6 +48,10 @@ __version__ = "0.1.0"
 
 class OptionError(ValueError):
     """An FCDP_* environment variable is unknown or malformed; the message names the nearest valid one."""
+
+
+class VersionError(LookupError):
+    """A version that was given to ``changed()`` is no longer there, so what has changed since it is not known."""
 
 
 def __getattr__(name: str) -> Any:
@@ -164,6 +177,39 @@ def tag(name: str) -> AbstractContextManager[None]:
     from fcdp import sleeping
 
     return sleeping.tag(name)
+
+
+def changed(since: torch.nn.Module | Version) -> Changes:
+    """What this rank's parts of a model's parameters have changed since a version: for a program elsewhere that has the
+    weights of that version, as an inference engine in reinforcement learning.
+
+    since: a model of FSDP2's, for all of its weights; or the ``version`` of an earlier result. Call it after each
+    optimizer step: the difference is made from the node's gathered copy, which is of the weights before the step.
+
+    Returns an iterable of (name, blocks) for ``apply()``: the parameter's name and bytes, in the dtype in which the
+    parameter is gathered; with ``nbytes`` in all, and ``version``: what the weights are now. All ranks' together are the
+    model's: each part comes from one rank (with HSDP, from the first replica). Parameters that FCDP does not serve, or
+    that live in a file alone (FCDP_SPILL_DIR), are whole; buffers are no part of it. No rank waits for another.
+
+    Raises VersionError where the copy is of another version: the weights were gathered after a later step.
+    NotImplementedError for FSDP1, and where a rank's part is no box of the parameter (two placements of one dimension).
+    RuntimeError while a module is being unsharded, or asleep.
+    """
+    from fcdp import changes
+
+    return changes.changed(since)
+
+
+def apply(tensors: Mapping[str, torch.Tensor], changes: Iterable[tuple[str, bytes]]) -> None:
+    """Bring tensors to the version whose changes these are: of all ranks, in any order of the ranks, but version by
+    version. Needs no FSDP and no FCDP=1.
+
+    tensors: by name, of the whole parameter's shape and of the blocks' dtype, on any device. Raises ``fcdp.Error``, with
+    the name, where a tensor is not of the version before, or blocks are damaged: that part is as it was then.
+    """
+    from fcdp import blocks
+
+    blocks.apply(tensors, changes)
 
 
 def options() -> list[dict[str, str]]:

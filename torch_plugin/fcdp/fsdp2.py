@@ -17,7 +17,7 @@ import threading
 from array import array
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -321,6 +321,40 @@ _FSDP2 = adopt.Framework(
     take=_take,
     parameters=_parameters,
 )
+
+
+class Sharded(NamedTuple):
+    """A parameter as FSDP2 shards it: its name in the model, its DTensor, whatever the module has in its place now, the
+    dtype in which it is gathered, and where FCDP serves it, its group and which one of it that is."""
+
+    name: str
+    parameter: Any
+    dtype: torch.dtype
+    group: Group | None
+    index: int
+
+
+def sharded_parameters(model: torch.nn.Module) -> Iterator[Sharded]:
+    """Those of all FSDP2 modules in `model`, whether FCDP serves them or not. Each once."""
+    names = {id(module): name for name, module in model.named_modules()}
+    seen = set()
+    for module in model.modules():
+        get_state = getattr(module, "_get_fsdp_state", None)  # FSDPModule's
+        for param_group in _groups_of(get_state()) if get_state is not None else ():
+            if id(param_group) in seen:
+                continue
+            seen.add(id(param_group))
+            group = param_group.__dict__.get("_fcdp")
+            served = {} if group is None or group.tree is not None else {e.fsdp_param: e.index for e in group.extents}
+            for fsdp_param in param_group.fsdp_params:
+                info = fsdp_param._module_info
+                prefix = names[id(info.module)]
+                name = f"{prefix}.{info.param_name}" if prefix else info.param_name
+                index, parameter = served.get(fsdp_param), fsdp_param.sharded_param
+                casts = parameter.dtype.is_floating_point and not _has_extension(param_group)
+                policy = getattr(fsdp_param if hasattr(fsdp_param, "mp_policy") else param_group, "mp_policy", None)
+                dtype = getattr(policy, "param_dtype", None) if casts else None  # FSDP2 reads it at the first forward
+                yield Sharded(name, parameter, dtype or parameter.dtype, None if index is None else group, index or 0)
 
 
 def _mismatches(

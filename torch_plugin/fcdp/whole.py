@@ -1,4 +1,5 @@
-"""A parameter as a whole, from the node's copy of it: the only file with DTensor's private names.
+"""A parameter as a whole, from the node's copy of it, and where a part of it lies: the only file with DTensor's private
+names.
 
 `DTensor.full_tensor()`, `redistribute` to a replica and full state dicts gather in one function of DTensor's.
 For a parameter that FCDP serves, the ranks agree first: the copy is fresh on all of them, or it is stale and
@@ -41,6 +42,23 @@ def offer(group: Group, index: int, shape: torch.Size, dtype: torch.dtype) -> No
     offers = group.shards.wholes.setdefault((tuple(shape), dtype), [])
     offers[:] = [one for one in offers if one[0]() is not None]
     offers.append((weakref.ref(group), index))
+
+
+def place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+    """Where this rank's part of a DTensor lies: its first element's indices and its shape; and whether other ranks have
+    the same part, one of which is the first of them and not this one. Raises NotImplementedError for placements under
+    which the part is no box of the whole, or not this rank's alone to know."""
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    placements, mesh = parameter.placements, parameter.device_mesh
+    dims = [placement.dim for placement in placements if type(placement) is Shard]
+    if len(set(dims)) != len(dims) or not all(type(p) is Shard or p.is_replicate() for p in placements):
+        raise NotImplementedError(f"its placements are {placements}")
+    shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+    coordinate = mesh.get_coordinate()
+    is_again = any(p.is_replicate() and at for p, at in zip(placements, coordinate))
+    return tuple(offset), tuple(shape), is_again
 
 
 def _sharded_dim(current: Any, target: Any) -> int | None:

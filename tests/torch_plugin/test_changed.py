@@ -1,0 +1,140 @@
+"""fcdp.changed() and fcdp.apply(): this process rebuilds the weights of a job of 2 nodes x 2 ranks from what its steps have
+changed, bit for bit."""
+
+import pathlib
+import random
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import launch
+from configurations import ON_SIM
+from conftest import needs_fcdp
+
+pytestmark = needs_fcdp
+N_STEPS = 20
+ON = {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TIMEOUT": "60"}
+HOST, KEPT = ON | {"FCDP_TAU": "0"}, ON | {"FCDP_TAU": "1"}
+
+
+def train(folder, scenario, env, n_steps=N_STEPS):
+    job = launch.forked(launch.HERE / "changed_job.py", [folder, scenario, n_steps], folder, env)
+    assert not job.timed_out and job.returncode == 0, job.output
+    return job.ranks
+
+
+def of_ranks(folder, step):
+    """The changes of all ranks, in any order."""
+    changes = [one for path in sorted(folder.glob(f"changes{step}-*.pt")) for one in torch.load(path)]
+    random.Random(step).shuffle(changes)
+    return changes
+
+
+def assert_equal(weights, truth):
+    assert weights.keys() == truth.keys()
+    for name, tensor in truth.items():
+        assert weights[name].dtype == tensor.dtype
+        assert torch.equal(weights[name].view(torch.uint8), tensor.view(torch.uint8)), name
+
+
+def rebuilt(folder, n_steps=N_STEPS):
+    import fcdp
+
+    first = torch.load(folder / "truth0-0.pt")
+    weights = {name: torch.full_like(tensor, float("nan")) for name, tensor in first.items()}
+    for step in range(n_steps + 1):
+        fcdp.apply(weights, of_ranks(folder, step))
+        if (path := folder / f"truth{step}-0.pt").exists():
+            assert_equal(weights, torch.load(path))
+    return weights
+
+
+@pytest.mark.parametrize(
+    "scenario, env, n_steps",
+    [
+        ("bf16", HOST, N_STEPS),
+        ("bf16", KEPT, 4),
+        ("float32", HOST | {"FCDP_RESTORE": "slice"}, 4),
+        ("lora", HOST, 4),
+        ("hsdp", HOST, 4),
+        ("hsdp_inside", HOST, 4),  # nothing for FCDP to serve
+        ("evaluation", KEPT | {"FCDP_CODEC": "delta"}, 4),
+    ],
+    ids=["bf16-host", "bf16-kept", "float32-slices", "lora", "hsdp", "hsdp-inside", "evaluation"],
+)
+def test_another_process_has_the_weights_of_each_step(tmp_path, scenario, env, n_steps):
+    ranks = train(tmp_path, scenario, env, n_steps)
+    weights = rebuilt(tmp_path, n_steps)
+    n_bytes = sum(tensor.nbytes for tensor in weights.values())
+    by_step = [sum(at) for at in zip(*(rank["bytes"] for rank in ranks))]
+    assert n_bytes < by_step[0]
+    if scenario == "lora":
+        assert all(0 < each < 0.6 * n_bytes for each in by_step[1:])
+    for rank in ranks:
+        if scenario == "hsdp_inside":
+            assert rank["errors"]["gone"] is None  # whole, as always
+        else:
+            assert rank["stats"]["avoided"] > 0
+            assert re.match("VersionError: net[.].*: the version is no longer there", rank["errors"]["gone"])
+        assert rank["errors"]["type"] == "TypeError: fcdp.changed() takes a model, or a version of one, not int"
+        assert rank["again"] == rank["bytes"][0]
+
+
+def test_the_programs_of_the_page(tmp_path):
+    """docs/weights.md, as they stand there."""
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "weights.md").read_text()
+    programs = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", page, re.DOTALL))
+    follow = programs["follow.py"] + "torch.save(weights, 'weights.pt')\n"
+    train = programs["train.py"].replace(
+        "dist.destroy_process_group()",
+        "whole = {n: p.full_tensor() for n, p in model.named_parameters()}\n"
+        "torch.save(list(changes), f'step3-rank{dist.get_rank()}.pt')\n"
+        "torch.save(whole, f'whole{dist.get_rank()}.pt')\ndist.destroy_process_group()",
+    )
+    (tmp_path / "train.py").write_text(f"import os\nos.chdir({str(tmp_path)!r})\n" + train)
+    (tmp_path / "follow.py").write_text(follow.replace("range(3)", "range(4)"))
+    job = launch.forked(tmp_path / "train.py", [], tmp_path / "job", ON)
+    assert not job.timed_out and job.returncode == 0, job.output
+    subprocess.run([sys.executable, "follow.py"], cwd=tmp_path, check=True, timeout=120)
+    assert_equal(torch.load(tmp_path / "weights.pt"), torch.load(tmp_path / "whole0.pt"))
+
+
+@pytest.mark.usefixtures("sim_built")
+@pytest.mark.parametrize("configuration", ["sim-slots", "sim-exact"])
+def test_on_a_device(tmp_path, configuration):
+    """Where the host runs ahead of what it asks for."""
+    train(tmp_path, "bf16", ON_SIM[configuration], n_steps=6)
+    rebuilt(tmp_path, n_steps=6)
+
+
+def test_what_does_not_fit_is_refused_by_name(tmp_path):
+    """Blocks in the wrong order, for another tensor, cut, or with a bit that was flipped: never the wrong weights."""
+    import fcdp
+
+    train(tmp_path, "bf16", HOST, n_steps=2)
+    zeroes = {name: torch.zeros_like(tensor) for name, tensor in torch.load(tmp_path / "truth0-0.pt").items()}
+    name, block = next(one for one in of_ranks(tmp_path, 1) if one[0] == "net.blocks.0.up.weight")
+    with pytest.raises(fcdp.Error, match=f"^{name!r}|{name}: .* in order"):
+        fcdp.apply(zeroes, [(name, block)])
+    with pytest.raises(fcdp.Error, match="no tensor of this name"):
+        fcdp.apply({}, [(name, block)])
+    with pytest.raises(fcdp.Error, match="the tensor is .* of float32"):
+        fcdp.apply({name: zeroes[name].float()}, [(name, block)])
+    weights = rebuilt(tmp_path, n_steps=0)
+    before = weights[name].clone()
+    for at in range(0, len(block), 7):
+        flipped = bytearray(block)
+        flipped[at] ^= 1 << at % 8
+        for damaged in (bytes(flipped), block[:at]):
+            try:
+                fcdp.apply(weights, [(name, damaged)])
+            except fcdp.Error:
+                assert torch.equal(weights[name], before)
+            else:
+                pytest.fail(f"byte {at} of {len(block)}")
+    fcdp.apply(weights, of_ranks(tmp_path, 1))
+    fcdp.apply(weights, of_ranks(tmp_path, 2))
+    assert_equal(weights, torch.load(tmp_path / "truth2-0.pt"))
