@@ -68,11 +68,11 @@ JOBS = {
     "transformers-trainer": Job(EXAMPLES / "transformers_trainer.py", HF),
     "trl-sft": Job(EXAMPLES / "trl_sft.py", HF, most=0.3, frozen=True),
     "lightning-fabric": Job(EXAMPLES / "lightning_fabric.py", LIGHTNING),
-    "torchtitan": Job(EXAMPLES / "torchtitan_llama.py", TITAN),
 }
 
 # Those that tools/test.sh --frameworks runs beside them.
 MORE = {
+    "torchtitan": Job(EXAMPLES / "torchtitan_llama.py", TITAN),  # half a minute of two cores
     **{
         f"accelerate-fsdp{version}-{precision}-states": Job(
             HERE / "accelerate_states.py", HF, (version, precision), fsdp=f"fsdp{version}"

@@ -11,12 +11,14 @@ import pytest
 
 import cases  # noqa: F401
 import launch
-from configurations import CONFIGURATIONS, PLAIN, is_whole
+from configurations import CONFIGURATIONS, PLAIN, TRAINED, is_whole
 from conftest import needs_fcdp
-from run import CASES, PARTICULAR
+from run import PARTICULAR
 
 NAMES = [
-    name for name in CASES if re.match(r"full_|lora|frozen", name) or "edit" in name or "load" in name or "data" in name
+    name
+    for name in TRAINED
+    if re.match(r"full_|lora|frozen", name) or "edit" in name or "load" in name or "data" in name
 ]
 
 
@@ -68,7 +70,7 @@ def test_without_bytes_and_signals_nobody_sees_it(tmp_path, launches):
 
 @needs_fcdp
 def test_what_extensions_gather_is_never_fresh_without_bytes(tmp_path, launches):
-    names = [name for name in CASES if name.startswith("all_gather_extension")]
+    names = [name for name in TRAINED if name.startswith("all_gather_extension")]
     plain, _ = launches.get(names, PLAIN)
     got, _ = launch.run_cases(names, tmp_path, CONFIGURATIONS["tau0-slice"] | {"FCDP_FINGERPRINT": "never"})
     differences = {name: d for name in names if (d := launch.first_difference(plain[name], got[name])) is not None}

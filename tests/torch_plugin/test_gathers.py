@@ -6,13 +6,13 @@ import cases  # noqa: F401
 import launch
 import run
 from cases_count import BLOCKS
-from configurations import PLAIN, configurations_of
+from configurations import PLAIN, configurations_of, is_whole
 from conftest import needs_fcdp
 from test_matrix import of_matrix
 
 pytestmark = needs_fcdp
 COUNTS = [name for name in run.COUNTING if name.startswith("count_")]
-SETTINGS = ["tau0-slice", "tau1-slice"]
+SETTINGS = ["tau0-slice", "tau1-slice"] if is_whole() else ["tau0-slice"]
 RANKS_PER_NODE = 2
 
 

@@ -1,5 +1,6 @@
-"""FCDP trains bit for bit as plain FSDP does: every case, on four ranks that stand for two nodes of two, each in one
-configuration (configurations.py). TEST_MATRIX=whole: in all. TEST_CASES=REGEX: of these cases alone."""
+"""FCDP trains bit for bit as plain FSDP does, on four ranks that stand for two nodes of two: of cases that are alike
+every second one, each in one configuration (configurations.py). TEST_MATRIX=whole: every case, in all.
+TEST_CASES=REGEX: of these cases alone."""
 
 import os
 import re
@@ -8,15 +9,14 @@ import pytest
 
 import cases  # noqa: F401
 import launch
-import run
-from configurations import COLD, CONFIGURATIONS, PLAIN, configurations_of
+from configurations import COLD, CONFIGURATIONS, PLAIN, TRAINED, configurations_of
 from conftest import needs_fcdp
 
 # Cases after which plain FSDP2's model is alive as well (the hooks of CommDebugMode are in a cycle through autograd's
 # nodes); they run last.
 KEPT_BY_TORCH = ("counted_by_comm_debug_mode",)
 ASKED = re.compile(os.environ.get("TEST_CASES", ""))
-NAMES = sorted(filter(ASKED.search, run.CASES), key=lambda name: name in KEPT_BY_TORCH)
+NAMES = sorted(filter(ASKED.search, TRAINED), key=lambda name: name in KEPT_BY_TORCH)
 
 
 def names_of(configuration):

@@ -5,8 +5,9 @@ import pytest
 
 import cases  # noqa: F401
 import launch
+import run
 from configurations import PLAIN
-from test_matrix import NAMES
+from test_matrix import KEPT_BY_TORCH
 
 pytestmark = [pytest.mark.mutants, pytest.mark.timeout(7200)]
 
@@ -61,6 +62,7 @@ CAUGHT_BY = {
 }
 
 
+NAMES = sorted(run.CASES, key=lambda name: name in KEPT_BY_TORCH)
 RUNS = [f"{name}@always" for name in NAMES] + [f"{name}@{mutant}" for mutant in CAUGHT_BY for name in CAUGHT_BY[mutant]]
 
 

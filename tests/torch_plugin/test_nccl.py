@@ -13,15 +13,14 @@ import pytest
 
 import cases  # noqa: F401
 import launch
-from configurations import CONFIGURATIONS, PLAIN, is_whole
+from configurations import CONFIGURATIONS, PLAIN, TRAINED, is_whole
 from conftest import needs_fcdp
-from run import CASES
 
 BUILD = pathlib.Path(__file__).resolve().parents[2] / "build" / "dev"
 DOUBLE = BUILD / "sim" / "nccl" / "libfcdp_simnccl.so"
 WITNESS = BUILD / "tests" / "simnccl" / "libnccl_witness.so"
 # Every shard group of theirs is the whole world: the double has no lanes of another.
-NAMES = [name for name in CASES if re.match(r"full_|lora|unshard|accumul|mixed_|prefetch|frozen", name)]
+NAMES = [name for name in TRAINED if re.match(r"full_|lora|unshard|accumul|mixed_|prefetch|frozen", name)]
 POLICIES = ("tau", "next-use")
 
 # A process group of one rank.

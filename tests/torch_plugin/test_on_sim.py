@@ -1,5 +1,5 @@
 """The training cases on torch.device("sim"), 2 nodes x 2 ranks, with every access ordered: FCDP=1 bit for bit as plain FSDP
-on the CPU; where the device has numbers of its own, as plain FSDP there. A fifth of the cases, fixed
+on the CPU; where the device has numbers of its own, as plain FSDP there. Some of the cases, fixed
 (configurations.py), each in one mapping; TEST_MATRIX=whole: all, in both, and plain FSDP there as on the CPU.
 TEST_CASES=REGEX: of these those alone."""
 
@@ -11,7 +11,7 @@ import pytest
 import cases  # noqa: F401
 import launch
 import run
-from configurations import NOT_THERE, ON_SIM, PLAIN, SIM_PLAIN, THERE, TRAINED_ON_SIM, in_one_mapping, is_whole
+from configurations import NOT_THERE, ON_SIM, PLAIN, SIM_PLAIN, THERE, TRAINED, TRAINED_ON_SIM, in_one_mapping, is_whole
 from conftest import needs_fcdp
 
 pytestmark = [needs_fcdp, pytest.mark.usefixtures("sim_built")]
@@ -55,12 +55,12 @@ def numbers(ranks):
     return [{**rank, "events": [event for event in rank["events"] if event[0] != "device rng"]} for rank in ranks]
 
 
-@pytest.mark.parametrize("name", [name for name in run.CASES if name not in THERE and ASKED.search(name)])
+@pytest.mark.parametrize("name", [name for name in TRAINED if name not in THERE and ASKED.search(name)])
 def test_what_the_device_does_not_have(name):
     pytest.skip(f"the simulated device has no {next(what for why, what in NOT_THERE.items() if re.search(why, name))}")
 
 
-def test_a_fifth_has_cases_of_each_file():
+def test_some_are_of_each_file():
     files = {case.__module__ for case in THERE.values()}
     assert {run.CASES[name].__module__ for name in TRAINED_ON_SIM} == files and len(files) > 12
 
