@@ -1,4 +1,6 @@
 /* methods_codec.c - the module's functions of differences between two versions of an array. */
+#include <stdlib.h>
+
 #include "comm/codec.h"
 #include "comm/fingerprint.h"
 #include "torch_plugin/methods.h"
@@ -13,13 +15,14 @@ FUNCTION(delta_encode) {
     unsigned int element_bytes;
     if (!PyArg_ParseTuple(args, "KKnI:delta_encode", &base, &now, &bytes, &element_bytes)) return NULL;
     if (bytes < 2) return PyBytes_FromStringAndSize(NULL, 0);
-    PyObject *wire = PyBytes_FromStringAndSize(NULL, bytes - 1);
-    if (!wire) return NULL;
+    char *wire = malloc((size_t)bytes);
+    if (!wire) return PyErr_NoMemory();
     size_t wire_bytes;
-    char *to = PyBytes_AsString(wire);
     Py_BEGIN_ALLOW_THREADS wire_bytes = fcdp__delta_encode(array_at(base), array_at(now), (size_t)bytes,
-                                                           element_bytes, to, (size_t)bytes - 1);
-    Py_END_ALLOW_THREADS return _PyBytes_Resize(&wire, (Py_ssize_t)wire_bytes) < 0 ? NULL : wire;
+                                                           element_bytes, wire, (size_t)bytes - 1);
+    Py_END_ALLOW_THREADS PyObject *result = PyBytes_FromStringAndSize(wire, (Py_ssize_t)wire_bytes);
+    free(wire);
+    return result;
 }
 
 FUNCTION(delta_decode) {

@@ -51,8 +51,11 @@ static fcdp_status counted_all_gather(void *ctx, fcdp_lane lane, const fcdp_part
     if (r->until_stuck && r->until_stuck-- == 1)
         return fcdp__driver_host_function(r->m->drv, stream, until_aborted, r);
     fcdp_status status = r->m->table.all_gather(r->m->table.ctx, lane, parts, n, stream, turn);
-    if (status && r->unsaid && r->until_kill) member_die(r->m); /* the other node's victim was earlier */
-    return status;
+    if (!status || !r->unsaid) return status;
+    /* Another one has died already, and the double says so: this transport does not. */
+    if (r->until_kill) member_die(r->m);
+    r->until_stuck = 0;
+    return fcdp__driver_host_function(r->m->drv, stream, until_aborted, r);
 }
 
 static fcdp_status counted_check(void *ctx) {
