@@ -116,25 +116,49 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path):
 
     train(tmp_path, "bf16", HOST, n_steps=2)
     zeroes = {name: torch.zeros_like(tensor) for name, tensor in torch.load(tmp_path / "truth0-0.pt").items()}
-    name, block = next(one for one in of_ranks(tmp_path, 1) if one[0] == "net.blocks.0.up.weight")
-    with pytest.raises(fcdp.Error, match=f"^{name!r}|{name}: .* in order"):
-        fcdp.apply(zeroes, [(name, block)])
+    name, changed = next(one for one in of_ranks(tmp_path, 1) if one[0] == "net.blocks.0.up.weight")
+    with pytest.raises(fcdp.Error, match="net.blocks.0.up.weight: .* in order"):
+        fcdp.apply(zeroes, [(name, changed)])
     with pytest.raises(fcdp.Error, match="no tensor of this name"):
-        fcdp.apply({}, [(name, block)])
+        fcdp.apply({}, [(name, changed)])
     with pytest.raises(fcdp.Error, match="the tensor is .* of float32"):
-        fcdp.apply({name: zeroes[name].float()}, [(name, block)])
+        fcdp.apply({name: zeroes[name].float()}, [(name, changed)])
     weights = rebuilt(tmp_path, n_steps=0)
+    of_another = next(one for one in of_ranks(tmp_path, 0) if one[0] == "net.blocks.1.up.weight")[1]
+    with pytest.raises(fcdp.Error, match="its blocks are net.blocks.1.up.weight's"):
+        fcdp.apply(weights, [(name, of_another)])
+    whole = next(one for one in of_ranks(tmp_path, 0) if one[0] == name)[1]
     before = weights[name].clone()
-    for at in range(0, len(block), 7):
-        flipped = bytearray(block)
-        flipped[at] ^= 1 << at % 8
-        for damaged in (bytes(flipped), block[:at]):
-            try:
-                fcdp.apply(weights, [(name, damaged)])
-            except fcdp.Error:
+    for block in (changed, whole):
+        for at in range(0, len(block), 7):
+            flipped = bytearray(block)
+            flipped[at] ^= 1 << at % 8
+            for damaged in (bytes(flipped), block[:at]):
+                with pytest.raises(fcdp.Error):
+                    fcdp.apply(weights, [(name, damaged)])
                 assert torch.equal(weights[name], before)
-            else:
-                pytest.fail(f"byte {at} of {len(block)}")
-    fcdp.apply(weights, of_ranks(tmp_path, 1))
-    fcdp.apply(weights, of_ranks(tmp_path, 2))
+    for step in (1, 2):
+        fcdp.apply(weights, of_ranks(tmp_path, step))
     assert_equal(weights, torch.load(tmp_path / "truth2-0.pt"))
+    for step in (1, 2):  # again, parameters that FSDP leaves alone among them, which come whole
+        for name, block in of_ranks(tmp_path, step):
+            with pytest.raises(fcdp.Error, match="in order"):
+                fcdp.apply(weights, [(name, block)])
+
+
+def test_a_model_without_fsdp_comes_whole():
+    import fcdp
+
+    model = torch.nn.Linear(3, 2)
+    weights = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+    changes = fcdp.changed(model)
+    fcdp.apply(weights, changes)
+    with torch.no_grad():
+        model.bias.add_(1)
+    after = fcdp.changed(changes.version)
+    assert [name for name, _ in after] == ["bias"] and 0 < after.nbytes < changes.nbytes
+    fcdp.apply(weights, after)
+    assert_equal(weights, model.state_dict())
+    del model
+    with pytest.raises(fcdp.VersionError, match="model is gone"):
+        fcdp.changed(after.version)

@@ -135,5 +135,6 @@ def changed(since: Any) -> Changes:
                 "Call fcdp.changed() after each optimizer step, or with the model for all weights"
             )
         if not is_again:
-            blocks.append((name, pack(now, tuple(parameter.shape), offset, before[name] if wire else 0, wire)))
+            was = 0 if before is None else before.get(name, 0)
+            blocks.append((name, pack(name, now, tuple(parameter.shape), offset, was, wire)))
     return Changes(blocks, Version(model, fingerprints))
