@@ -808,8 +808,14 @@ def test_a_shell_snippet_of_the_documents(tmp_path, line):
     SHELL[line](tmp_path, line)
 
 
+# A job of several ranks, by its beginning: tests/torch_plugin/test_changed.py runs it.
+OF_RANKS = "# train.py"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("text", [text for language, text in snippets() if language == "python"])
+@pytest.mark.parametrize(
+    "text", [text for language, text in snippets() if language == "python" and not text.startswith(OF_RANKS)]
+)
 def test_a_python_snippet_of_the_documents(tmp_path, text):
     """As it stands, as a script. A torch without CUDA says that it cannot; with it, tensors are FCDP's from
     there on, GPU or none."""

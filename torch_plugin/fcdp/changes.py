@@ -116,7 +116,7 @@ def changed(since: Any) -> Changes:
         if name not in parameters and id(parameter) not in known:
             parameters[name] = parameter
     meshes = [parameter.device_mesh for parameter in parameters.values() if isinstance(parameter, DTensor)]
-    is_first = not any(index for mesh in meshes for index in mesh.get_coordinate())
+    is_first = not any(index for mesh in meshes for index in mesh.get_coordinate() or ())
     blocks, fingerprints = [], {}
     for name, parameter in parameters.items():
         local, offset, shape, is_again = _local(name, parameter, is_first)

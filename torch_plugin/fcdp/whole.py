@@ -56,7 +56,7 @@ def place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
     if len(set(dims)) != len(dims) or not all(type(p) is Shard or p.is_replicate() for p in placements):
         raise NotImplementedError(f"its placements are {placements}")
     shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
-    coordinate = mesh.get_coordinate()
+    coordinate = mesh.get_coordinate() or ()  # None: this rank is not in the mesh, and has no part
     is_again = any(p.is_replicate() and at for p, at in zip(placements, coordinate))
     return tuple(offset), tuple(shape), is_again
 
