@@ -555,6 +555,7 @@ def plan_runs(folder):
     }
 
 
+@pytest.mark.slow  # 20 commands
 def test_the_planner_with_every_option(tmp_path):
     runs = plan_runs(tmp_path)
     assert {f"fcdp-plan {name}" for name in runs} == {name for name in OPTIONS if name.startswith("fcdp-plan ")}

@@ -138,6 +138,7 @@ def reported(tmp_path):
     }, tmp_path / "out"
 
 
+@pytest.mark.slow  # one of them hangs, until it is ended
 def test_each_section_ends_for_itself(reported):
     sections, out = reported
     assert {name: s["status"] for name, s in sections.items()} == {

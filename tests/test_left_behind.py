@@ -15,6 +15,8 @@ import pytest
 
 from test_commands import ROOT, environment, launch, started
 
+pytestmark = pytest.mark.slow  # each waits for jobs that are ended
+
 STAND_IN = '#!/bin/bash\nsleep infinity &\necho "$$" >"$STAND_IN_FIFO"\nwait\n'
 # In the place of tools/setup.sh, for a copy of a script beside it: nothing is set up, and all is in the copy's folder.
 SET_UP = f"""\

@@ -62,6 +62,7 @@ def plant(tree, path, text):
     subprocess.run(["git", "add", path], cwd=tree, check=True)
 
 
+@pytest.mark.slow  # each hook, over a checkout of its own
 def test_each_hook_refuses_what_it_is_for(tree):
     for hook, (path, text) in PLANTED.items():
         plant(tree, path, CLEAN if path.endswith(".c") else text.splitlines()[0] + "\n")
