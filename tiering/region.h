@@ -155,10 +155,10 @@ fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) FCDP_MUS
 fcdp_status fcdp__region_read(fcdp_region *region, uint32_t span, fcdp_piece piece, fcdp_dptr to,
                               fcdp_event after) FCDP_MUST_CHECK;
 
-/* Copy a piece of `span`, from whichever tier has it, to `to_out`, in ordinary host memory. The host waits,
- * also for the others' words if host memory has the piece: errors as from fcdp__board_wait_all. *has_out:
- * false, and nothing is copied, where no tier has it but a file. In use, `ready` has been recorded in this
- * use. The state is as before. */
+/* Copy a piece of `span`, from whichever tier has it, to `to_out`, in ordinary host memory. The host waits
+ * for this process's streams. *has_out: false, and nothing is copied, where no tier has it but a file, or a
+ * process of the node has not stored its pieces. In use, `ready` has been recorded in this use. The state is
+ * as before. */
 fcdp_status fcdp__region_peek(fcdp_region *region, uint32_t span, fcdp_piece piece, void *to_out,
                               bool *has_out) FCDP_MUST_CHECK;
 

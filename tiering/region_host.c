@@ -395,12 +395,8 @@ fcdp_status fcdp__region_read(fcdp_region *region, uint32_t span, fcdp_piece pie
     return status ? fail_unrecorded(region, status) : FCDP_OK;
 }
 
-static fcdp_status host_peek(fcdp_region *region, uint32_t span, fcdp_span_state state, fcdp_piece piece,
-                             void *to) {
-    fcdp_status status = FCDP_OK;
-    if (state.stored && !state.whole && !is_alone(region))
-        status = fcdp__board_wait_all(region->block, FCDP_STORED_WORD[span], state.epoch, region->name);
-    if (!status) status = fcdp__driver_event_sync(region->tiering->drv, region->stored);
+static fcdp_status host_peek(fcdp_region *region, fcdp_piece piece, void *to) {
+    fcdp_status status = fcdp__driver_event_sync(region->tiering->drv, region->stored);
     if (!status) memcpy(to, (const char *)fcdp__host_data(region->block) + piece.offset_bytes, piece.bytes);
     return status;
 }
@@ -415,6 +411,18 @@ static fcdp_status device_peek(fcdp_region *region, fcdp_piece piece, void *to) 
     return status ? status : ended;
 }
 
+/* Not waited for: one that keeps the region on its device stores it when it must, which may be never. The
+ * acquire in board_read is the partner of the device's write of the word: after it, the other rank's bytes
+ * are there. */
+static bool others_stored(const fcdp_region *region, uint32_t span, uint32_t epoch) {
+    if (is_alone(region)) return true;
+    for (uint32_t i = 0; i < region->layout->n_slices; i++)
+        if (i != region->slice &&
+            (int32_t)(fcdp__board_read(region->block, FCDP_STORED_WORD[span], i) - epoch) < 0)
+            return false;
+    return true;
+}
+
 /* It is being moved meanwhile, so that the reclaimer leaves it where it is. */
 fcdp_status fcdp__region_peek(fcdp_region *region, uint32_t span, fcdp_piece piece, void *to_out,
                               bool *has_out) {
@@ -422,12 +430,13 @@ fcdp_status fcdp__region_peek(fcdp_region *region, uint32_t span, fcdp_piece pie
     fcdp__region_begin_move(region);
     fcdp_span_state state = region->span[span];
     fcdp__region_unlock(region);
-    bool in_host = region->block && (state.stored || state.whole);
+    bool in_host = region->block &&
+                   (state.whole || (state.stored && others_stored(region, span, state.epoch)));
     fcdp_status status = FCDP_OK;
     if (state.on_device)
         status = device_peek(region, piece, to_out);
     else if (in_host)
-        status = host_peek(region, span, state, piece, to_out);
+        status = host_peek(region, piece, to_out);
     *has_out = !status && (state.on_device || in_host);
     fcdp__region_lock(region);
     fcdp__region_end_move(region);
@@ -437,19 +446,13 @@ fcdp_status fcdp__region_peek(fcdp_region *region, uint32_t span, fcdp_piece pie
 
 /* ---- eviction ---- */
 
-/* Spans with bytes on the device that are not all in host memory. The acquire in board_read is the partner of
- * the device's write of the word: after it, the other rank's bytes are there. */
+/* Spans with bytes on the device that are not all in host memory. */
 static uint32_t dirty_spans(const fcdp_region *region) {
     uint32_t mask = 0;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         const fcdp_span_state *span = &region->span[s];
         if (!span->on_device || span->whole || !region->layout->span[s].bytes) continue;
-        if (!span->stored) mask |= 1u << s;
-        if (is_alone(region)) continue;
-        for (uint32_t i = 0; i < region->layout->n_slices; i++)
-            if (i != region->slice &&
-                (int32_t)(fcdp__board_read(region->block, FCDP_STORED_WORD[s], i) - span->epoch) < 0)
-                mask |= 1u << s;
+        if (!span->stored || !others_stored(region, s, span->epoch)) mask |= 1u << s;
     }
     return mask;
 }

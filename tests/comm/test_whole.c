@@ -230,6 +230,7 @@ static void test_a_shard_is_what_was_last_gathered(void **state) {
         assert_false(has); /* never gathered */
         for (int again = 0; again < 3; again++) {
             gather_all(c);
+            drain_all(c);
             for (uint32_t i = 0; i < N_EXTENTS; i++)
                 EVERY_MEMBER(c, m) assert_gathered_shard(m, i, m->version[0][i]);
             if (again == 1)

@@ -268,8 +268,9 @@ static void do_invalidate(world *w, int i) {
     }
 }
 
-/* A load's words must be on their way: one thread is all ranks. */
+/* Once the words have come that are on their way. */
 static void do_peek(world *w, int i, uint32_t r) {
+    node_sync(&w->node);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         const model *m = &w->models[i][r];
         if (m->span[s].on_device || !is_somewhere(m, s) || can_load(w, i, r, s))

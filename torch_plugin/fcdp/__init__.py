@@ -191,9 +191,10 @@ def changed(since: torch.nn.Module | Version) -> Changes:
     model's: each part comes from one rank (with HSDP, from the first replica). Parameters that FCDP does not serve, or
     that live in a file alone (FCDP_SPILL_DIR), are whole; buffers are no part of it. No rank waits for another.
 
-    Raises VersionError where the copy is of another version: the weights were gathered after a later step.
-    NotImplementedError for FSDP1, and where a rank's part is no box of the parameter (two placements of one dimension).
-    RuntimeError while a module is being unsharded, or asleep.
+    Raises VersionError where the copy is of another version: the weights were gathered since. NotImplementedError for
+    FSDP1, for tensor subclasses, and where a rank's part is no box of the parameter (two placements of one dimension).
+    ValueError where the model is not the root of its FSDP modules. RuntimeError while a module is being unsharded, or
+    tensors are asleep.
     """
     from fcdp import changes
 
@@ -205,7 +206,8 @@ def apply(tensors: Mapping[str, torch.Tensor], changes: Iterable[tuple[str, byte
     version. Needs no FSDP and no FCDP=1.
 
     tensors: by name, of the whole parameter's shape and of the blocks' dtype, on any device. Raises ``fcdp.Error``, with
-    the name, where a tensor is not of the version before, or blocks are damaged: that part is as it was then.
+    the name, where a tensor is not of the version before, or blocks are damaged: that part is as it was then. Parts that
+    have come already stay as they are.
     """
     from fcdp import blocks
 

@@ -7,6 +7,7 @@ the fingerprints of the part before and after, so applying it to other weights r
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
@@ -28,11 +29,12 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 def fingerprint(tensor: torch.Tensor) -> int:
     """Of a contiguous tensor in host memory."""
+    assert tensor.device.type == "cpu" and tensor.is_contiguous()
     return _fcdp.fingerprint(tensor.data_ptr(), tensor.nbytes)
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
 
 
 def _fingerprint_of_bytes(data: bytes) -> int:
@@ -76,13 +78,22 @@ def apply_block(name: str, tensor: torch.Tensor, block: bytes) -> None:
             name,
             f"the tensor is {list(tensor.shape)} of {_dtype_name(tensor.dtype)}, the parameter {list(whole)} of {dtype}",
         )
+    n_bytes = torch.Size(shape).numel() * tensor.itemsize
+    is_within = all(0 <= first and 0 < n <= size - first for first, n, size in zip(offset, shape, whole))
+    if not is_within or not payload or not (is_difference or len(payload) == n_bytes):
+        _refuse(name, f"a part of {list(shape)} at {list(offset)} in {len(payload)} bytes makes no sense")
     part = tensor[tuple(slice(first, first + n) for first, n in zip(offset, shape))]
-    now = torch.empty(shape, dtype=tensor.dtype)
+    now = torch.empty(shape, dtype=tensor.dtype, device="cpu")
     now.copy_(part)
+    if fingerprint(now) == after:  # it has come already: from another rank, or at a first try
+        return
     if before and fingerprint(now) != before:
         _refuse(name, "it is not of the version from which the changes were made; apply every version, in order")
     if is_difference:
-        _fcdp.delta_decode(now.data_ptr(), now.nbytes, now.itemsize, payload)
+        try:
+            _fcdp.delta_decode(now.data_ptr(), now.nbytes, now.itemsize, payload)
+        except _fcdp.Error:
+            _refuse(name, "its differences are malformed")
     else:
         now.view(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
     if fingerprint(now) != after:

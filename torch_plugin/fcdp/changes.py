@@ -59,6 +59,11 @@ def _model_and_version(since: Any) -> tuple[torch.nn.Module, dict[str, int] | No
     return model, since.fingerprints
 
 
+def _clean(name: str) -> str:
+    """Without what checkpointing's and the compiler's wrappers put into a parameter's name."""
+    return name.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", "")
+
+
 def _refuse_fsdp1(model: torch.nn.Module) -> None:
     module = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
     if module is not None and any(isinstance(part, module.FullyShardedDataParallel) for part in model.modules()):
@@ -81,10 +86,10 @@ def _local(
     return parameter.to_local().detach(), offset, shape, is_again
 
 
-def _now(sharded: Any, local: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def _now(name: str, sharded: Any, local: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """This rank's part in the dtype in which it is gathered, in host memory."""
     if type(local) is not torch.Tensor:
-        raise NotImplementedError(f"fcdp.changed(): a parameter is of the type {type(local).__name__}")
+        raise NotImplementedError(f"fcdp.changed(): {name} is of the type {type(local).__name__}")
     part = local.to(local.dtype if sharded is None else sharded.dtype)
     return part.view(shape).contiguous().cpu()
 
@@ -105,16 +110,18 @@ def _difference(sharded: Any, now: torch.Tensor, before: int) -> bytes | None:
 
 @torch.no_grad()
 def changed(since: Any) -> Changes:
-    from fcdp import fsdp2
+    from fcdp import fsdp2, sleeping
 
+    if sleeping.asleep_bytes():
+        raise RuntimeError("fcdp.changed(): tensors of this process are asleep; fcdp.wake() comes first")
     model, before = _model_and_version(since)
     _refuse_fsdp1(model)
-    sharded = {one.name: one for one in fsdp2.sharded_parameters(model)}
+    sharded = {one.name: one for one in fsdp2.sharded_parameters(model, _clean)}
     parameters = {name: one.parameter for name, one in sharded.items()}
-    known = {id(parameter) for parameter in parameters.values()}
-    for name, parameter in model.named_parameters():
-        if name not in parameters and id(parameter) not in known:
-            parameters[name] = parameter
+    others = {_clean(name): parameter for name, parameter in model.named_parameters()}
+    for alias in (alias for one in sharded.values() for alias in (one.name, *one.aliases)):
+        others.pop(alias, None)  # while they are unsharded, the module has another tensor in their place
+    parameters |= others
     meshes = [parameter.device_mesh for parameter in parameters.values() if isinstance(parameter, DTensor)]
     is_first = not any(index for mesh in meshes for index in mesh.get_coordinate() or ())
     blocks, fingerprints = [], {}
@@ -122,7 +129,7 @@ def changed(since: Any) -> Changes:
         local, offset, shape, is_again = _local(name, parameter, is_first)
         if 0 in shape:
             continue
-        now = _now(sharded.get(name), local, shape)
+        now = _now(name, sharded.get(name), local, shape)
         fingerprints[name] = fingerprint(now)
         if before is not None and before.get(name) == fingerprints[name]:
             continue

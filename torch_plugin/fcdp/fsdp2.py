@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -328,15 +328,23 @@ class Sharded(NamedTuple):
     dtype in which it is gathered, and where FCDP serves it, its group and which one of it that is."""
 
     name: str
+    aliases: tuple[str, ...]  # of modules that share it
     parameter: Any
     dtype: torch.dtype
     group: Group | None
     index: int
 
 
-def sharded_parameters(model: torch.nn.Module) -> Iterator[Sharded]:
-    """Those of all FSDP2 modules in `model`, whether FCDP serves them or not. Each once."""
+def sharded_parameters(model: torch.nn.Module, clean: Callable[[str], str]) -> Iterator[Sharded]:
+    """Those of all FSDP2 modules in `model`, whether FCDP serves them or not. Each once. `clean`: makes names of those of
+    named_modules(). Raises ValueError where a group's modules are not all in `model`."""
     names = {id(module): name for name, module in model.named_modules()}
+
+    def name_of(module: torch.nn.Module, parameter: str) -> str:
+        if id(module) not in names:
+            raise ValueError(f"a parameter group of {type(model).__name__}'s has modules outside of it; use the root")
+        return clean(f"{names[id(module)]}.{parameter}" if names[id(module)] else parameter)
+
     seen = set()
     for module in model.modules():
         get_state = getattr(module, "_get_fsdp_state", None)  # FSDPModule's
@@ -348,13 +356,17 @@ def sharded_parameters(model: torch.nn.Module) -> Iterator[Sharded]:
             served = {} if group is None or group.tree is not None else {e.fsdp_param: e.index for e in group.extents}
             for fsdp_param in param_group.fsdp_params:
                 info = fsdp_param._module_info
-                prefix = names[id(info.module)]
-                name = f"{prefix}.{info.param_name}" if prefix else info.param_name
+                name = name_of(info.module, info.param_name)
+                aliases = tuple(map(name_of, info.shared_modules, info.shared_param_names))
                 index, parameter = served.get(fsdp_param), fsdp_param.sharded_param
+                if param_group.is_sharded:  # FSDP2 may not have seen yet that the program has put another there
+                    parameter = getattr(info.module, info.param_name)
                 casts = parameter.dtype.is_floating_point and not _has_extension(param_group)
                 policy = getattr(fsdp_param if hasattr(fsdp_param, "mp_policy") else param_group, "mp_policy", None)
                 dtype = getattr(policy, "param_dtype", None) if casts else None  # FSDP2 reads it at the first forward
-                yield Sharded(name, parameter, dtype or parameter.dtype, None if index is None else group, index or 0)
+                yield Sharded(
+                    name, aliases, parameter, dtype or parameter.dtype, None if index is None else group, index or 0
+                )
 
 
 def _mismatches(
