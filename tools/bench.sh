@@ -88,8 +88,8 @@ CPUs; the rest is computed. It ends with 1 where next-use is above 1.05 of the l
 after the set-up.
 
 changed: measures how many bytes a step changes of the weights (fcdp.changed()) at three learning rates, and what asking
-after each step takes; and rebuilds the weights in another process, which ends it with 1 where they differ. Two minutes
-after the set-up.
+after each step takes; and rebuilds the weights in another process, which ends it with 1 where they differ. Up to ten
+minutes after the set-up.
 
 spill: measures how fast slices go to FCDP_SPILL_DIR and come back, beside fio on the same disk in the same run, with the
 same depth and block size. Half a minute after the set-up; needs fio, and 1.6 GB in DIRECTORY (default: the temporary one).
