@@ -9,7 +9,6 @@ second process, this one, rebuilds the weights from what was sent and compares t
 import argparse
 import os
 import pathlib
-import socket
 import statistics
 import subprocess
 import sys
@@ -73,15 +72,10 @@ def rank(args):
     dist.destroy_process_group()
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def measure(args, lr, folder):
     """Bytes changed by W, and seconds by the step's."""
     import fcdp
+    from fcdp_lab.port import free_port
 
     env = os.environ | {"WORLD_SIZE": str(WORLD), "LOCAL_WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1"}
     env |= {

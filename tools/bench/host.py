@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import pathlib
-import socket
 import statistics
 import subprocess
 import sys
@@ -149,14 +148,10 @@ def rank(args):
     dist.destroy_process_group()
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def run(args, fcdp, what="time"):
     """The figures of rank 0's pairs."""
+    from fcdp_lab.port import free_port
+
     port, processes = free_port(), []
     for i in range(2):
         env = os.environ | {"RANK": str(i), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
