@@ -115,8 +115,8 @@ void assert_span(fcdp_region *region, uint32_t s, bool on_device, bool stored, b
 /* Rank r's view of the host's copy, slice `slice`, once r's d2h stream is through. */
 void assert_host_slice(group *group, uint32_t r, uint32_t s, uint32_t slice, uint32_t epoch);
 void assert_host_span(group *group, uint32_t r, uint32_t s, uint32_t epoch);
-/* What fcdp__region_peek makes of rank r's own slice: its bytes, or none where no tier has the span. */
-void assert_peek(group *group, uint32_t r, uint32_t s, uint32_t epoch);
+/* What fcdp__region_peek makes of rank r's own slice: its bytes, or none if not `has`. */
+void assert_peek(group *group, uint32_t r, uint32_t s, uint32_t epoch, bool has);
 fcdp_pool_stats pool_stats_of(const node *node, uint32_t r);
 fcdp_tiering_stats stats_of(const node *node, uint32_t r);
 /* Like another holder that needs memory: takes all that can be had, leaving rank r's tiering

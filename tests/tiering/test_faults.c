@@ -29,7 +29,7 @@ static void all_evict(node *n) {
 static void all_peek(group *g, uint32_t epoch) {
     node_sync(g->node);
     for (uint32_t r = 0; r < g->node->n; r++)
-        for (uint32_t s = 0; s < FCDP_N_SPANS; s++) assert_peek(g, r, s, epoch);
+        for (uint32_t s = 0; s < FCDP_N_SPANS; s++) assert_peek(g, r, s, epoch, true);
 }
 
 /* One page per rank: each group's use takes the other's. Memory that could not be page-locked makes a copy
