@@ -415,7 +415,8 @@ static PyMethodDef methods[] = {
      DOC("gathered_shard($self, i, address, n_bytes, /)",
          "Copy the first n_bytes bytes of this rank's shard of parameter i, as they were last gathered, to\n"
          "the host memory at `address`; the host waits.\n\n"
-         "Returns False where no copy is on the node, or only a file has it: nothing is copied then.\n"
+         "Returns False where no copy is on the node, only a file has it, or another rank keeps a part of\n"
+         "it on its device: nothing is copied then.\n"
          "Raises Error (ERR_INVALID: it is being unsharded, or asleep) and IndexError.")},
     {"stats", group_stats, METH_NOARGS,
      DOC("stats($self, /)",

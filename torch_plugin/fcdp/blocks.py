@@ -17,9 +17,8 @@ import torch
 from fcdp import _fcdp
 
 _MAGIC = b"FCDPchg1"
-# Magic; is it a difference; dimensions; bytes of the two names; fingerprints before (0: of no version) and after; bytes of
-# the payload.
-_HEAD = struct.Struct("<8sBBHHQQQ")
+# Magic; is it a difference; dimensions; bytes of the two names; fingerprints before (0: of no version) and after.
+_HEAD = struct.Struct("<8sBBHHQQ")
 _END = struct.Struct("<Q")
 
 
@@ -33,10 +32,6 @@ def fingerprint(tensor: torch.Tensor) -> int:
     return _fcdp.fingerprint(tensor.data_ptr(), tensor.nbytes)
 
 
-def _bytes_of(tensor: torch.Tensor) -> bytes:
-    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
-
-
 def _fingerprint_of_bytes(data: bytes) -> int:
     return fingerprint(torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
@@ -47,9 +42,9 @@ def pack(
     """`before`: the part's fingerprint in the version before; 0: there is none. `wire`: the difference from it; empty: the
     bytes themselves."""
     names = name.encode(), _dtype_name(now.dtype).encode()
-    payload = wire or _bytes_of(now)
+    payload = wire or ctypes.string_at(now.data_ptr(), now.nbytes)
     sizes = len(names[0]), len(names[1])
-    head = _HEAD.pack(_MAGIC, bool(wire), len(whole), *sizes, before, fingerprint(now), len(payload))
+    head = _HEAD.pack(_MAGIC, bool(wire), len(whole), *sizes, before, fingerprint(now))
     block = head + struct.pack(f"<{3 * len(whole)}q", *whole, *offset, *now.shape) + names[0] + names[1] + payload
     return block + _END.pack(_fingerprint_of_bytes(block))
 
@@ -64,7 +59,7 @@ def apply_block(name: str, tensor: torch.Tensor, block: bytes) -> None:
     (check,) = _END.unpack_from(block, len(block) - _END.size)
     if _fingerprint_of_bytes(block[: -_END.size]) != check:
         _refuse(name, "its blocks are damaged, or were cut")
-    _, is_difference, n_dims, name_bytes, dtype_bytes, before, after, _ = _HEAD.unpack_from(block)
+    _, is_difference, n_dims, name_bytes, dtype_bytes, before, after = _HEAD.unpack_from(block)
     places = struct.unpack_from(f"<{3 * n_dims}q", block, _HEAD.size)
     whole, offset, shape = places[:n_dims], places[n_dims : 2 * n_dims], places[2 * n_dims :]
     at = _HEAD.size + 3 * 8 * n_dims
@@ -85,9 +80,10 @@ def apply_block(name: str, tensor: torch.Tensor, block: bytes) -> None:
     part = tensor[tuple(slice(first, first + n) for first, n in zip(offset, shape))]
     now = torch.empty(shape, dtype=tensor.dtype, device="cpu")
     now.copy_(part)
-    if fingerprint(now) == after:  # it has come already: from another rank, or at a first try
+    found = fingerprint(now)
+    if found == after:  # it has come already: from another rank, or at a first try
         return
-    if before and fingerprint(now) != before:
+    if before and found != before:
         _refuse(name, "it is not of the version from which the changes were made; apply every version, in order")
     if is_difference:
         try:

@@ -116,11 +116,11 @@ def changed(since: Any) -> Changes:
         raise RuntimeError("fcdp.changed(): tensors of this process are asleep; fcdp.wake() comes first")
     model, before = _model_and_version(since)
     _refuse_fsdp1(model)
-    sharded = {one.name: one for one in fsdp2.sharded_parameters(model, _clean)}
+    sharded = {_clean(one.name): one for one in fsdp2.sharded_parameters(model)}
     parameters = {name: one.parameter for name, one in sharded.items()}
     others = {_clean(name): parameter for name, parameter in model.named_parameters()}
     for alias in (alias for one in sharded.values() for alias in (one.name, *one.aliases)):
-        others.pop(alias, None)  # while they are unsharded, the module has another tensor in their place
+        others.pop(_clean(alias), None)  # while they are unsharded, the module has another tensor in their place
     parameters |= others
     meshes = [parameter.device_mesh for parameter in parameters.values() if isinstance(parameter, DTensor)]
     is_first = not any(index for mesh in meshes for index in mesh.get_coordinate() or ())

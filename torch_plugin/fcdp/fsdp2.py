@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -335,15 +335,15 @@ class Sharded(NamedTuple):
     index: int
 
 
-def sharded_parameters(model: torch.nn.Module, clean: Callable[[str], str]) -> Iterator[Sharded]:
-    """Those of all FSDP2 modules in `model`, whether FCDP serves them or not. Each once. `clean`: makes names of those of
-    named_modules(). Raises ValueError where a group's modules are not all in `model`."""
+def sharded_parameters(model: torch.nn.Module) -> Iterator[Sharded]:
+    """Those of all FSDP2 modules in `model`, whether FCDP serves them or not. Each once. Raises ValueError
+    where a group's modules are not all in `model`."""
     names = {id(module): name for name, module in model.named_modules()}
 
     def name_of(module: torch.nn.Module, parameter: str) -> str:
         if id(module) not in names:
             raise ValueError(f"a parameter group of {type(model).__name__}'s has modules outside of it; use the root")
-        return clean(f"{names[id(module)]}.{parameter}" if names[id(module)] else parameter)
+        return f"{names[id(module)]}.{parameter}" if names[id(module)] else parameter
 
     seen = set()
     for module in model.modules():
