@@ -16,7 +16,7 @@ compiler. Ends with one summary, which lists what was skipped and why. tools/Mak
             and format and lint but for clang-tidy
   --matrix  runs each training case in all configurations, and each that bytes alone must tell of by both readers; over
             NCCL with both policies; and all on the simulated device in both mappings. Without it: of cases that are
-            alike every second one, each in one configuration; a third of those that bytes alone must tell of, by one
+            alike every third one, each in one configuration; a third of those that bytes alone must tell of, by one
             reader; over NCCL with one policy; and on the simulated device some, each in one mapping
   --frameworks
             runs all jobs of accelerate, transformers, PEFT, TRL, Lightning and torchtitan; without it, one of each runs,

@@ -12,6 +12,8 @@ import cases_fsdp1  # noqa: F401
 import cases_optim  # noqa: F401
 import cases_outlive  # noqa: F401
 import cases_pipeline  # noqa: F401
+import cases_settings  # noqa: F401
 import cases_shape  # noqa: F401
 import cases_tools  # noqa: F401
+import cases_torch  # noqa: F401
 import cases_whole  # noqa: F401

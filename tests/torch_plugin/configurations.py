@@ -97,15 +97,18 @@ NOT_THERE = {
 # Cases that are made by a function which makes others too, and which tests look at by their names; or which alone see
 # through one of the wrong caches (test_mutants.py).
 NAMED = (
+    "all_gather_extension_of_two_tensors",
     "all_gather_extension_that_gathers_a_subclass",
     "edits_of_frozen_groups",
     "edits_on_one_rank_between_forward_and_backward",
+    "edits_raw_between_micro_batches",
     "edits_uncounted_between_micro_batches",
     "ema_swap_data_with_grad_enabled",
     "fsdp1_bf16_orig",
     "fsdp1_edits_data_orig",
     "fsdp1_edits_raw_on_one_rank",
     "fsdp1_edits_raw_on_one_rank_orig",
+    "fsdp1_hybrid_inside_the_nodes",
     "full_adamw_fused",
     "load_state_dict_copy_between_micro_batches",
     "reshard_after_forward_2",
@@ -115,6 +118,6 @@ NAMED = (
     "whole_behind_writes_on_one_rank",
     "zeroth_order_raw",
 )
-TRAINED = some(run.CASES, of_alike=2, of_a_file=1) | {name: run.CASES[name] for name in NAMED}
+TRAINED = some(run.CASES, of_alike=3, of_a_file=1) | {name: run.CASES[name] for name in NAMED}
 THERE = {name: case for name, case in TRAINED.items() if not any(re.search(why, name) for why in NOT_THERE)}
 TRAINED_ON_SIM = sorted(some(THERE, of_alike=8, of_a_file=8))

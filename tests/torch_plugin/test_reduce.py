@@ -21,12 +21,12 @@ SOME = (
     "full_clipped accumulate_without_sync step_in_backward_torch blocks_skipped_in_some_steps tiny_parameters "
     "sharded_along_the_second_dimension hsdp_sharded_inside_the_nodes "
     "hsdp_sharded_across_the_nodes mesh_in_another_order fsdp1_clipped_orig fsdp1_bf16_reduction "
-    "fsdp1_hybrid_over_nodes fsdp1_gradients_compressed"
+    "fsdp1_hybrid_over_nodes fsdp1_gradients_compressed reductions_in_a_process_group_of_their_own"
 ).split()
 NAMES = [name for name in (run.CASES if is_whole() else SOME) if ASKED.search(name)]
 # Micro-batches without synchronisation, whose gradients are added behind the first step: as HSDP's, and not as those that
 # FSDP2 keeps unsharded.
-KEPT = re.compile("^accumulate_(without_sync|last_backward)")
+KEPT = re.compile("^accumulate_(without_sync|last_backward)|^backwards_finalized_by_hand_together")
 ON = REDUCED["hierarchical"]
 
 

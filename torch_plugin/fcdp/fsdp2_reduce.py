@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from fcdp import reduce, seam
 from fcdp.seam import wrap
@@ -114,13 +115,22 @@ def _keeps(param_group: Any, gathers_nothing: Callable[[Any], str | None]) -> bo
     has_any = any(_unsharded_gradient(fsdp_param) is not None for fsdp_param in param_group.fsdp_params)
     if not has_any and not getattr(param_group, "reduce_scatter_unused_params", False):
         return False  # it was not used
-    reducer = _reducer(param_group._reduce_scatter_process_group, param_group._reduce_scatter_comm)
+    reducer = _reducer(param_group, param_group._reduce_scatter_process_group, param_group._reduce_scatter_comm)
     return reducer is not None and reducer.within.size > 1
 
 
-def _reducer(group: Any, comm: Any) -> reduce.Reducer | None:
+def _gathers_in(param_group: Any, group: Any) -> Any:
+    """Where `param_group` is gathered, if that has the ranks of `group`, in which it is reduced; else `group`. FSDP2 may
+    reduce in a process group of its own (set_separate_reduce_scatter_group)."""
+    gathers = getattr(param_group, "_all_gather_process_group", group)
+    if gathers is group or dist.get_process_group_ranks(gathers) != dist.get_process_group_ranks(group):
+        return group
+    return gathers
+
+
+def _reducer(param_group: Any, group: Any, comm: Any) -> reduce.Reducer | None:
     """What reduces in the place of `comm`, FSDP2's reduce-scatter over `group`, with FCDP_REDUCE=hierarchical. None:
-    FSDP2 does."""
+    FSDP2 does. `param_group`: None where it is not known."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 
     if not reduce.is_on():
@@ -133,7 +143,7 @@ def _reducer(group: Any, comm: Any) -> reduce.Reducer | None:
     elif tuple(inspect.signature(type(comm).__call__).parameters) != _REDUCE_SCATTER:
         reduce.leave(seam.unknown_torch("FSDP2", f"{type(comm).__name__}.__call__"))
     else:
-        return reduce.reducer_of(group)
+        return reduce.reducer_of(_gathers_in(param_group, group))
     return None
 
 
@@ -159,8 +169,8 @@ def install(
             return ", ".join(sorted({param_name(p) for p in fsdp_params})[:3]) + ", ..."
 
         comm = bound.get("reduce_scatter_comm")
-        reducer = _reducer(group, comm) if group.size() > 1 else None
         of, kept, keeps = _here.reduced, None, _here.keeps
+        reducer = _reducer(of, group, comm) if group.size() > 1 else None
         if of is not None:
             kept, of._fcdp_kept = of.__dict__.get("_fcdp_kept"), None
         if reducer is None and kept is not None:
