@@ -46,16 +46,16 @@ static fcdp_mapping_mode mapping_choose(const fcdp_engine_config *config) {
 }
 
 /* Threads that the driver has started, and those of the framework, go where the device is. Where the host
- * computes they are the model's, and stay. */
+ * computes they are the model's, and stay: if one NUMA node has all of their CPUs, the device is there. */
 static void cpus_bind(fcdp_engine *engine) {
     bool is_sim = fcdp__driver_is_sim(engine->drv);
-    const char *described = is_sim ? getenv("FCDP_SIM_ROOT") : NULL;
-    const fcdp_numa_device device = {.node = fcdp__driver_numa_node(engine->drv),
-                                     .pci = fcdp__driver_pci(engine->drv)};
+    const char *described = is_sim ? getenv("FCDP_SIM_ROOT") : NULL, *root = described ? described : "";
     fcdp_numa_plan *plan = &engine->numa;
     if (!fcdp__cpus_own(&engine->cpus_before)) return;
-    fcdp__numa_plan(described ? described : "", &device, engine->options.pin_cpu == FCDP_PIN_CPU_AUTO,
-                    &engine->cpus_before, plan);
+    int node = engine->host_computes ? fcdp__cpus_node(root, &engine->cpus_before) : -1;
+    const fcdp_numa_device device = {.node = node >= 0 ? node : fcdp__driver_numa_node(engine->drv),
+                                     .pci = fcdp__driver_pci(engine->drv)};
+    fcdp__numa_plan(root, &device, engine->options.pin_cpu == FCDP_PIN_CPU_AUTO, &engine->cpus_before, plan);
     if (engine->host_computes && plan->binds) {
         plan->binds = false;
         snprintf(plan->text, sizeof plan->text, "%u NUMA nodes; the model computes on CPUs: nothing is bound",

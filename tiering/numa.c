@@ -195,6 +195,17 @@ static fcdp_cpus nodes_with_cpus(const char *root, const fcdp_cpus *online, cons
     return found;
 }
 
+int fcdp__cpus_node(const char *root, const fcdp_cpus *cpus) {
+    fcdp_cpus online, of_node;
+    if (!fcdp__cpus_count(cpus) || !list_read(root, NODES, "online", &online)) return -1;
+    for (int i = 0; i < MAX_NODES; i++) {
+        if (!has(&online, i) || !node_cpus(root, i, &of_node)) continue;
+        of_node = both(&of_node, cpus);
+        if (is_same(&of_node, cpus)) return i;
+    }
+    return -1;
+}
+
 /* Drivers before CUDA 12.2 do not tell a device's node, the kernel knows its PCI slot's. */
 static int device_node(const char *root, const fcdp_numa_device *device) {
     char folder[64], line[32];

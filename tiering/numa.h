@@ -20,6 +20,8 @@ typedef struct fcdp_cpus {
 /* As the kernel writes lists ("0-3,8"), cut at the end of `text`. */
 void fcdp__cpus_text(const fcdp_cpus *cpus, char *text, size_t n_bytes);
 unsigned fcdp__cpus_count(const fcdp_cpus *cpus);
+/* The node that has all of them; -1: none has. `root`: see above. */
+int fcdp__cpus_node(const char *root, const fcdp_cpus *cpus);
 /* Of the calling thread. False: the kernel refuses. */
 bool fcdp__cpus_own(fcdp_cpus *cpus_out);
 /* Threads of this process that may run on the CPUs `from`, no more and no fewer, may run on `to` from here

@@ -116,6 +116,19 @@ static void all_cpus_of_the_cpuset_are_no_ones_choice(void **state) {
                 (expected){1, 1, NULL, "threads stay on CPUs 4-5, which are on node 1"});
 }
 
+static void cpus_of_one_node_have_a_node(void **state) {
+    (void)state;
+    static const struct {
+        const char *cpus;
+        int node;
+    } cases[] = {{"8-11", 2}, {"9-10", 2}, {"0-0", 0}, {"3-4", -1}, {"0-15", -1}, {"", -1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fcdp_cpus cpus = cpus_of(cases[i].cpus);
+        assert_int_equal(fcdp__cpus_node(described_root, &cpus), cases[i].node);
+    }
+    assert_int_equal(fcdp__cpus_node("/nowhere", &(fcdp_cpus){0}), -1);
+}
+
 static void what_is_not_known_binds_nothing(void **state) {
     (void)state;
     const fcdp_numa_device lost = {.node = -1, .pci = "0000:d8:00.0"},
@@ -427,6 +440,7 @@ int main(void) {
         DESCRIBED(a_node_without_memory_or_cpus_has_a_nearest_one),
         DESCRIBED(an_affinity_that_something_else_chose_stays),
         DESCRIBED(all_cpus_of_the_cpuset_are_no_ones_choice),
+        DESCRIBED(cpus_of_one_node_have_a_node),
         DESCRIBED(what_is_not_known_binds_nothing),
         cmocka_unit_test(each_ranks_slices_come_from_its_devices_node),
         cmocka_unit_test(pages_from_another_node_are_counted),
