@@ -106,6 +106,11 @@ typedef struct option_parser {
       "whole from the node's host memory; auto: slice over NCCL, whole over gloo and for models on "         \
       "the CPU",                                                                                             \
       FIELD(CHOICE, restore, 0, 0))                                                                          \
+    X(EXPERT, "FCDP_HOST_COPIES", "node|numa", "node",                                                       \
+      "where each rank restores the whole (FCDP_RESTORE), the copies of a group in a node's host memory: "   \
+      "node: one; numa: one in each NUMA node of the ranks' devices, all in FCDP_HOST_BUDGET, so that each " \
+      "rank reads from its own NUMA node; by slice, it does so with the one copy that there is",             \
+      FIELD(CHOICE, host_copies, 0, 0))                                                                      \
     X(EXPERT, "FCDP_MAPPING", "auto|slots|exact", "auto",                                                    \
       "device pages of gathered parameters: slots: groups take turns on pages that stay mapped; exact: a "   \
       "released group is unmapped, so that "                                                                 \

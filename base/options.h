@@ -14,6 +14,7 @@ typedef enum fcdp_restore_mode {
     FCDP_RESTORE_WHOLE,
     FCDP_RESTORE_AUTO
 } fcdp_restore_mode;
+typedef enum fcdp_host_copies_mode { FCDP_HOST_COPIES_NODE, FCDP_HOST_COPIES_NUMA } fcdp_host_copies_mode;
 typedef enum fcdp_pin_mode { FCDP_PIN_AUTO, FCDP_PIN_REQUIRE, FCDP_PIN_NEVER } fcdp_pin_mode;
 typedef enum fcdp_pin_cpu_mode { FCDP_PIN_CPU_AUTO, FCDP_PIN_CPU_OFF } fcdp_pin_cpu_mode;
 typedef enum fcdp_fingerprint_mode {
@@ -50,9 +51,11 @@ typedef struct fcdp_options {
     fcdp_driver_kind driver; /* FCDP_DRIVER=auto|cuda|sim */
     /* FCDP_TAU, 0..1: below this share of the budget a group stays on the device */
     double tau;
-    bool tau_is_set;               /* to whatever value */
-    fcdp_policy_kind policy;       /* FCDP_POLICY=tau|next-use|auto: which groups stay on the device */
-    fcdp_restore_mode restore;     /* FCDP_RESTORE=slice|whole|auto */
+    bool tau_is_set;           /* to whatever value */
+    fcdp_policy_kind policy;   /* FCDP_POLICY=tau|next-use|auto: which groups stay on the device */
+    fcdp_restore_mode restore; /* FCDP_RESTORE=slice|whole|auto */
+    /* FCDP_HOST_COPIES=node|numa: copies of what is gathered in a node's host memory */
+    fcdp_host_copies_mode host_copies;
     fcdp_mapping_mode mapping;     /* FCDP_MAPPING=auto|slots|exact */
     fcdp_alloc_mode alloc;         /* FCDP_ALLOC=fcdp|native: the allocator of tensors on a GPU */
     fcdp_transport_mode transport; /* FCDP_TRANSPORT=auto|nccl|torch: what carries collectives */

@@ -18,6 +18,14 @@ static void node_warn(void *arg) {
     if (comm->host) fcdp__host_fail(comm->host);
 }
 
+static void copies_warn(const fcdp_comm *comm) {
+    static atomic_bool said;
+    bool wanted = comm->engine->options.host_copies == FCDP_HOST_COPIES_NUMA;
+    if (wanted && fcdp__comm_by_slice(comm) && comm->topology.rank == 0 && !atomic_exchange(&said, true))
+        fcdp__log(FCDP_LOG_WARN, "FCDP_HOST_COPIES=numa changes nothing: each rank restores its slice, which "
+                                 "one copy has in the rank's NUMA node (FCDP_RESTORE)");
+}
+
 fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
                              const fcdp_transport *transport, fcdp_comm **comm_out) {
     fcdp_status status = fcdp__engine_check_process(engine, "the engine");
@@ -39,6 +47,7 @@ fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
     fcdp__lock_release(&engine->lock);
     fcdp__comm_trace(comm);
     *comm_out = comm;
+    copies_warn(comm);
     fcdp__delta_warn(comm);
     fcdp__frozen_warn(comm);
     fcdp__spilled_warn(comm);
@@ -194,6 +203,7 @@ static fcdp_host_config host_config(const fcdp_comm *comm) {
         .numa_node = engine->numa.memory_node,
         .counts = &engine->counts,
         .pin = engine->options.pin,
+        .per_numa_node = engine->options.host_copies == FCDP_HOST_COPIES_NUMA && !fcdp__comm_by_slice(comm),
         .slice = comm->topology.local,
         .n_slices = comm->topology.node_size,
         .timeout_s = engine->options.timeout_s,

@@ -362,8 +362,12 @@ void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
     fcdp_pool_stats pool;
     fcdp__pool_stats(engine->pool, &pool);
     fcdp__lock_acquire(&engine->lock);
-    for (fcdp_comm *comm = engine->comms; comm; comm = comm->next)
-        if (comm->host) fcdp__host_reap(comm->host);
+    for (fcdp_comm *comm = engine->comms; comm; comm = comm->next) {
+        if (!comm->host) continue;
+        fcdp__host_reap(comm->host);
+        uint32_t n_copies = fcdp__host_copies(comm->host);
+        if (n_copies > stats_out->host_copies) stats_out->host_copies = n_copies;
+    }
     if (engine->account)
         fcdp__account_usage(engine->account, &stats_out->host_bytes, &stats_out->host_peak_bytes);
     if (engine->account) fcdp__account_trace(engine->account);

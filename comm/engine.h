@@ -112,7 +112,9 @@ typedef struct fcdp_engine_stats {
     size_t device_budget_bytes;
     size_t host_bytes, host_peak_bytes; /* the node's */
     fcdp_driver_pins pins;
-    uint64_t host_near_bytes, host_far_bytes; /* of this rank's slices, by where their pages came from */
+    uint32_t host_copies; /* that the node's host memory keeps, at most; 0: it keeps nothing yet */
+    /* of this rank's slices, or of the one of several copies that it reads, by where their pages came from */
+    uint64_t host_near_bytes, host_far_bytes;
     uint64_t cache_read_bytes, cache_written_bytes; /* of this rank's slices, FCDP_CACHE_DIR */
     fcdp_spill_stats spill;
     uint64_t n_delta_gathers, n_delta_whole; /* comm/delta.h: as differences; whole after all */

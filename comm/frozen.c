@@ -284,13 +284,23 @@ static fcdp_status answers_exchange(const loading *l, batch b) {
                              b.to - b.from);
 }
 
+/* To every copy of the node's host memory: what is compared of one holds for all. */
+static bool slice_read(const fcdp_group *group, fcdp_piece slice) {
+    fcdp_cache *cache = group->comm->engine->frozen->cache;
+    char *to = (char *)fcdp__host_data(group->block) + slice.offset_bytes;
+    if (!fcdp__cache_read(cache, &group->frozen.key, to, slice.bytes)) return false;
+    for (uint32_t i = 0; i < fcdp__host_block_copies(group->block); i++) {
+        char *copy = (char *)fcdp__host_copy(group->block, i) + slice.offset_bytes;
+        if (copy != to) memcpy(copy, to, slice.bytes);
+    }
+    return true;
+}
+
 static void slices_read(const loading *l, batch b) {
     for (uint32_t g = b.from; g < b.to; g++) {
         fcdp_group *group = l->groups[g];
-        fcdp_cache *cache = group->comm->engine->frozen->cache;
         fcdp_piece slice = slice_of(group);
-        char *to = (char *)fcdp__host_data(group->block) + slice.offset_bytes;
-        bool there = fcdp__cache_read(cache, &group->frozen.key, to, slice.bytes);
+        bool there = slice_read(group, slice);
         if (there) fcdp__count(&group->comm->engine->counts, FCDP_COUNT_CACHE_READ_BYTES, slice.bytes);
         l->answers[g] = !there;
     }

@@ -241,7 +241,9 @@ fcdp_status fcdp__comm_fingerprint_end(fcdp_comm *comm, fcdp_fingerprints *batch
 
 /* Can the ranks of a node exchange slices? */
 bool fcdp__comm_may_slice(const fcdp_comm *comm);
-/* Do the ranks of the node meet on the device, each with its slice? Else each has all from host memory. */
+/* Do the ranks of the node meet on the device, each with its slice? Else each has all from host memory. The
+ * first is the answer for every group that is not spilled. */
+bool fcdp__comm_by_slice(const fcdp_comm *comm);
 bool fcdp__group_by_slice(const fcdp_group *group);
 /* The shards that the program made on `stream` are read until `event`. */
 fcdp_status fcdp__group_set_reading(fcdp_group *group, fcdp_event event, fcdp_stream stream) FCDP_MUST_CHECK;

@@ -34,10 +34,15 @@ bool fcdp__comm_may_slice(const fcdp_comm *comm) {
 }
 
 /* By slices, each GPU copies 1/g over PCIe and the GPUs exchange the rest. A file has a slice alone. */
+bool fcdp__comm_by_slice(const fcdp_comm *comm) {
+    return comm->engine->options.restore != FCDP_RESTORE_WHOLE && fcdp__comm_may_slice(comm) &&
+           comm->topology.node_size > 1;
+}
+
 bool fcdp__group_by_slice(const fcdp_group *group) {
     const fcdp_comm *comm = group->comm;
-    bool wanted = comm->engine->options.restore != FCDP_RESTORE_WHOLE || fcdp__group_is_spilled(group);
-    return wanted && fcdp__comm_may_slice(comm) && comm->topology.node_size > 1;
+    return fcdp__group_is_spilled(group) ? fcdp__comm_may_slice(comm) && comm->topology.node_size > 1
+                                         : fcdp__comm_by_slice(comm);
 }
 
 /* The driver says how much memory is free, once per use, and only if the group would be kept in the whole

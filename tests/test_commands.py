@@ -330,6 +330,7 @@ def test_the_doctor_says_what_is_wrong(settings, said):
             {"FCDP_DRIVER": "sim"},
             "device          no CUDA device answers, so FCDP simulates one for models on the CPU; ",
         ),
+        ({"FCDP_HOST_COPIES": "numa"}, ", with a copy in each that has ranks, unless these restore by slice"),
     ],
 )
 def test_the_doctor_says_what_a_job_would_find(settings, said):

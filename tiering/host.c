@@ -69,7 +69,9 @@ static fcdp_status header_map(fcdp_host *host) {
     host->meeting = (fcdp_host_block){.host = host,
                                       .board = (fcdp_board_line *)(void *)(at + host->page_bytes),
                                       .data = at + 2 * host->page_bytes,
+                                      .n_copies = 1,
                                       .data_bytes = host->header_bytes - 2 * host->page_bytes,
+                                      .copy_bytes = host->header_bytes - 2 * host->page_bytes,
                                       .map_bytes = host->header_bytes - host->page_bytes};
     return FCDP_OK;
 }
@@ -109,7 +111,8 @@ static fcdp_status slab_create(fcdp_host *host, fcdp_shared_ticket *ticket_out) 
                                        .capacity_bytes = capacity_bytes,
                                        .page_bytes = host->page_bytes,
                                        .version = FCDP_SLAB_VERSION,
-                                       .n_slices = host->config.n_slices};
+                                       .n_slices = host->config.n_slices,
+                                       .per_numa_node = host->config.per_numa_node};
     return fcdp__offsets_create(host->header_bytes, capacity_bytes, host->page_bytes, &host->offsets);
 }
 
@@ -147,6 +150,10 @@ fcdp_status fcdp__host_join(const fcdp_host_config *config, const fcdp_shared_ti
                             "host tier: slice %u counts %u ranks on this node, the first rank counts %u; "
                             "check FCDP_LOCAL_SIZE",
                             config->slice, config->n_slices, header->n_slices);
+    if (!status && header->per_numa_node != config->per_numa_node)
+        status = fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                            "host tier: the node's ranks disagree on how many copies it keeps; set the same "
+                            "FCDP_HOST_COPIES on all of them");
     if (!status) status = member_enter(host);
     if (status) {
         host_free(host);
@@ -184,6 +191,54 @@ fcdp_status fcdp__host_try(size_t option_bytes) {
     if (!status) fcdp__host_destroy(host);
     fcdp__account_destroy(account);
     return status;
+}
+
+/* ---- copies ---- */
+
+/* Of a block's data, in the order of the first ranks that read them. */
+typedef struct host_copies {
+    uint32_t n, own;            /* own: which this rank reads */
+    int nodes[FCDP_MAX_SLICES]; /* by copy; -1: wherever */
+} host_copies;
+
+static void copies_add(host_copies *copies, int node) {
+    for (uint32_t i = 0; i < copies->n; i++)
+        if (copies->nodes[i] == node) return;
+    copies->nodes[copies->n++] = node;
+}
+
+/* The same on every rank and for the host's life: they follow from what all ranks said when they joined. */
+static fcdp_status copies_find(const fcdp_host *host, host_copies *copies_out) {
+    const fcdp_host_config *config = &host->config;
+    *copies_out = (host_copies){.n = 0};
+    for (uint32_t i = 0; i < config->n_slices && config->per_numa_node; i++) {
+        const fcdp_slab_member *member = &host->header->members[i];
+        /* member_enter's release: its node is there */
+        if (atomic_load_explicit(&member->pid, memory_order_acquire) == FCDP_MEMBER_ABSENT)
+            return fcdp__fail(FCDP_ERR_INVALID,
+                              "host tier: slice %u has not joined, and its NUMA node is not known", i);
+        if (member->numa_node >= 0) copies_add(copies_out, member->numa_node);
+    }
+    if (!copies_out->n) copies_add(copies_out, -1);
+    for (uint32_t i = 0; i < copies_out->n; i++)
+        if (copies_out->nodes[i] == config->numa_node) copies_out->own = i;
+    return FCDP_OK;
+}
+
+uint32_t fcdp__host_copies(const fcdp_host *host) {
+    host_copies copies;
+    return copies_find(host, &copies) ? 0 : copies.n;
+}
+
+/* The board and the copies. False: no slab is as large. */
+static bool block_bytes(const fcdp_host *host, size_t data_bytes, uint32_t n_copies, size_t *bytes_out) {
+    size_t capacity = host->header->capacity_bytes, bytes;
+    if (data_bytes > capacity ||
+        __builtin_mul_overflow(fcdp__round_up(data_bytes, host->page_bytes), (size_t)n_copies, &bytes) ||
+        bytes > capacity - host->page_bytes)
+        return false;
+    *bytes_out = host->page_bytes + bytes;
+    return true;
 }
 
 /* ---- the leader's blocks ---- */
@@ -228,16 +283,20 @@ static void records_reap(fcdp_host *host) {
 fcdp_status fcdp__host_block_alloc(fcdp_host *host, size_t data_bytes, uint64_t *offset_out) {
     if (!host->offsets || getpid() != host->pid)
         return fcdp__fail(FCDP_ERR_INVALID, "host tier: only the node's first rank allocates blocks");
-    if (!data_bytes || data_bytes > host->header->capacity_bytes)
+    host_copies copies;
+    size_t bytes;
+    fcdp_status status = copies_find(host, &copies);
+    if (status) return status;
+    if (!data_bytes || !block_bytes(host, data_bytes, copies.n, &bytes))
         return fcdp__fail(data_bytes ? FCDP_ERR_NO_HOST_MEM : FCDP_ERR_INVALID,
                           "host tier: a block of %zu bytes; the slab has %s", data_bytes,
                           fcdp__size_text(host->header->capacity_bytes).s);
     fcdp_block_record *record = calloc(1, sizeof *record);
     if (!record) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: no memory");
-    record->bytes = host->page_bytes + fcdp__round_up(data_bytes, host->page_bytes);
+    record->bytes = bytes;
     fcdp__lock_acquire(&host->lock);
     records_reap(host);
-    fcdp_status status = fcdp__offsets_alloc(host->offsets, record->bytes, &record->offset);
+    status = fcdp__offsets_alloc(host->offsets, record->bytes, &record->offset);
     if (!status) {
         /* A block's board begins as zeroes. A rank that was slower than the leader may have written to
          * the last one here after it was freed. */
@@ -253,6 +312,9 @@ fcdp_status fcdp__host_block_alloc(fcdp_host *host, size_t data_bytes, uint64_t 
     }
     fcdp__lock_release(&host->lock);
     if (status) free(record);
+    if (status == FCDP_ERR_NO_HOST_MEM && copies.n > 1)
+        return fcdp__fail(status, "%s (of %u copies: FCDP_HOST_COPIES=node keeps one)", fcdp_error_text(),
+                          copies.n);
     return status;
 }
 
@@ -374,18 +436,26 @@ static size_t pinned_run_bytes(const fcdp_pinned *pinned, size_t offset_bytes, s
 
 /* ---- a block as this rank attaches it ---- */
 
+/* What of the mapping is page-locked in the ordinary case: the board, and what this rank copies. */
+static void pinned_wanted(const fcdp_host_block *block, const fcdp_host_share *share,
+                          fcdp_pinned *pinned_out) {
+    size_t page = block->host->page_bytes;
+    fcdp_piece pieces[FCDP_MAX_PINNED] = {{0, block->n_copies > 1 ? block->map_bytes : page}};
+    for (int s = 0; s < FCDP_N_SPANS && block->n_copies == 1; s++)
+        pieces[1 + s] = (fcdp_piece){page + share->copied[s].offset_bytes, share->copied[s].bytes};
+    pinned_cover(pieces, FCDP_MAX_PINNED, page, pinned_out);
+}
+
 /* The board must be page-locked, since streams write it and wait for it; the data should be. Without a driver
  * nothing needs to be. On failure block->pinned has what stays registered, which detach must know. */
 static fcdp_status block_pin(fcdp_host_block *block, const fcdp_host_share *share) {
     fcdp_host *host = block->host;
     fcdp_driver *drv = host->config.drv;
-    fcdp_piece pieces[FCDP_MAX_PINNED] = {{0, host->page_bytes}};
+    const fcdp_pinned board = {.n = 1, .ranges = {{0, host->page_bytes}}};
     if (!drv) return FCDP_OK;
-    for (int s = 0; s < FCDP_N_SPANS; s++)
-        pieces[1 + s] = (fcdp_piece){host->page_bytes + share->copied[s].offset_bytes,
-                                     share->copied[s].bytes};
     bool all = host->config.pin != FCDP_PIN_NEVER;
-    pinned_cover(pieces, all ? FCDP_MAX_PINNED : 1, host->page_bytes, &block->pinned);
+    block->pinned = board;
+    if (all) pinned_wanted(block, share, &block->pinned);
     size_t wanted_bytes = pinned_bytes(&block->pinned);
     fcdp_status status = pinned_lock(drv, (char *)block->board, &block->pinned);
     if (status && all && host->config.pin == FCDP_PIN_REQUIRE)
@@ -398,7 +468,7 @@ static fcdp_status block_pin(fcdp_host_block *block, const fcdp_host_share *shar
             fcdp__log(FCDP_LOG_WARN,
                       "host tier: not pinned, copies will be slower: %s (FCDP_PIN=never silences this)",
                       fcdp_error_text());
-        pinned_cover(pieces, 1, host->page_bytes, &block->pinned);
+        block->pinned = board;
         status = pinned_lock(drv, (char *)block->board, &block->pinned);
     }
     if (status && status != FCDP_ERR_OPTION)
@@ -435,9 +505,18 @@ static bool lies_in(fcdp_piece inner, const fcdp_piece *outer) {
 }
 
 /* Before the first use of the pages. The NUMA policy is the memory's, not the mapping's, and the first rank
- * that uses a page decides: so a rank asks for the slices of others that it copies as they do. A span's
+ * that uses a page decides: so a rank asks for the copies of others, too. */
+static void copies_prepare(const fcdp_host_block *block, const host_copies *copies) {
+    for (uint32_t i = 0; i < copies->n; i++) {
+        char *at = fcdp__host_copy(block, i);
+        (void)fcdp__numa_prefer(at, block->copy_bytes, copies->nodes[i]);
+        huge_ask(at, block->copy_bytes);
+    }
+}
+
+/* Of a block of one copy, likewise: a rank asks for the slices of others that it copies as they do. A span's
  * slices are of one size, side by side. */
-static void block_prepare(const fcdp_host_block *block, const fcdp_host_share *share) {
+static void slices_prepare(const fcdp_host_block *block, const fcdp_host_share *share) {
     const fcdp_host *host = block->host;
     for (uint32_t i = 0; i < host->config.n_slices; i++)
         for (int s = 0; s < FCDP_N_SPANS; s++) {
@@ -453,19 +532,25 @@ static void block_prepare(const fcdp_host_block *block, const fcdp_host_share *s
         }
 }
 
-/* Where the pages came from: known once they are page-locked. A page at a slice's edge is the neighbour's,
- * too. */
+static void pages_count(const fcdp_host_block *block, fcdp_piece pages) {
+    const fcdp_host_config *config = &block->host->config;
+    size_t near_bytes, far_bytes;
+    fcdp__numa_count(block->data + pages.offset_bytes, pages.bytes, config->numa_node, &near_bytes,
+                     &far_bytes);
+    fcdp__count(config->counts, FCDP_COUNT_HOST_NEAR_BYTES, near_bytes);
+    fcdp__count(config->counts, FCDP_COUNT_HOST_FAR_BYTES, far_bytes);
+}
+
+/* Where the pages came from: known once they are page-locked. Of its copy, if there are several; else of its
+ * slices: a page at a slice's edge is the neighbour's, too. */
 static void block_count(const fcdp_host_block *block, const fcdp_host_share *share) {
     const fcdp_host_config *config = &block->host->config;
-    for (int s = 0; s < FCDP_N_SPANS && config->counts && config->numa_node >= 0; s++) {
-        const fcdp_piece *own = &share->own[s];
-        fcdp_piece inner = inner_pages(own->offset_bytes, own->bytes, block->host->page_bytes);
-        size_t near_bytes, far_bytes;
-        fcdp__numa_count(block->data + inner.offset_bytes, inner.bytes, config->numa_node, &near_bytes,
-                         &far_bytes);
-        fcdp__count(config->counts, FCDP_COUNT_HOST_NEAR_BYTES, near_bytes);
-        fcdp__count(config->counts, FCDP_COUNT_HOST_FAR_BYTES, far_bytes);
-    }
+    fcdp__trace_set(FCDP_COUNT_HOST_COPIES, block->n_copies);
+    if (!config->counts || config->numa_node < 0) return;
+    if (block->n_copies > 1) pages_count(block, (fcdp_piece){0, block->copy_bytes});
+    for (int s = 0; s < FCDP_N_SPANS && block->n_copies == 1; s++)
+        pages_count(block,
+                    inner_pages(share->own[s].offset_bytes, share->own[s].bytes, block->host->page_bytes));
 }
 
 static bool share_fits(const fcdp_host_share *share, size_t data_bytes) {
@@ -482,30 +567,37 @@ fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_byte
                               const fcdp_host_share *share, fcdp_host_block **block_out) {
     const fcdp_host_share all = {.own = {{0, data_bytes}}, .copied = {{0, data_bytes}}};
     if (!share) share = &all;
-    size_t page = host->page_bytes, map_bytes = page + fcdp__round_up(data_bytes, page);
+    size_t page = host->page_bytes, map_bytes;
     uint64_t capacity = host->header->capacity_bytes;
-    if (!data_bytes || offset < host->header_bytes || offset % page || data_bytes > capacity ||
-        offset > capacity || map_bytes > capacity - offset || !share_fits(share, data_bytes))
+    host_copies copies;
+    fcdp_status status = copies_find(host, &copies);
+    if (status) return status;
+    if (!data_bytes || offset < host->header_bytes || offset % page ||
+        !block_bytes(host, data_bytes, copies.n, &map_bytes) || offset > capacity ||
+        map_bytes > capacity - offset || !share_fits(share, data_bytes))
         return fcdp__fail(FCDP_ERR_INVALID, "host tier: no block of %zu bytes at %llu", data_bytes,
                           (unsigned long long)offset);
     fcdp_host_block *block = calloc(1, sizeof *block);
     if (!block) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: no memory");
     char *at = fcdp__shared_map(host->fd, offset, map_bytes);
     if (!at) {
-        fcdp_status status = fcdp__fail(FCDP_ERR_SYSTEM,
-                                        "host tier: cannot map %zu bytes: %s (vm.max_map_count?)", map_bytes,
-                                        strerror(errno));
         free(block);
-        return status;
+        return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot map %zu bytes: %s (vm.max_map_count?)",
+                          map_bytes, strerror(errno));
     }
     *block = (fcdp_host_block){.host = host,
                                .board = (fcdp_board_line *)at,
-                               .data = at + page,
+                               .n_copies = copies.n,
                                .data_bytes = data_bytes,
+                               .copy_bytes = fcdp__round_up(data_bytes, page),
                                .map_bytes = map_bytes};
-    block_prepare(block, share);
+    block->data = fcdp__host_copy(block, copies.own);
+    if (copies.n > 1)
+        copies_prepare(block, &copies);
+    else
+        slices_prepare(block, share);
     atomic_fetch_add(&host->n_blocks, 1);
-    fcdp_status status = block_pin(block, share);
+    status = block_pin(block, share);
     if (!status) block_count(block, share);
     if (status) {
         fcdp_failure failure = fcdp__failure_keep(status);
@@ -535,11 +627,20 @@ void *fcdp__host_data(const fcdp_host_block *block) {
     return block->data;
 }
 
+uint32_t fcdp__host_block_copies(const fcdp_host_block *block) {
+    return block->n_copies;
+}
+
+void *fcdp__host_copy(const fcdp_host_block *block, uint32_t copy) {
+    FCDP_CHECK(1, copy < block->n_copies);
+    return (char *)block->board + block->host->page_bytes + copy * block->copy_bytes;
+}
+
 size_t fcdp__host_data_bytes(const fcdp_host_block *block) {
     return block->data_bytes;
 }
 
-size_t fcdp__host_run_bytes(const fcdp_host_block *block, size_t offset_bytes, size_t bytes,
-                            bool *pinned_out) {
-    return pinned_run_bytes(&block->pinned, block->host->page_bytes + offset_bytes, bytes, pinned_out);
+size_t fcdp__host_run_bytes(const fcdp_host_block *block, const void *at, size_t bytes, bool *pinned_out) {
+    size_t offset_bytes = (size_t)((const char *)at - (const char *)block->board);
+    return pinned_run_bytes(&block->pinned, offset_bytes, bytes, pinned_out);
 }

@@ -1,6 +1,7 @@
 /* host_internal.h - the layout of the slab in shared memory, for host.c, board.c alone.
  *
- *     slab  = header page | meeting | block | ...          block, meeting = board page | data
+ *     slab  = header page | meeting | block | ...
+ *     meeting = board page | data          block = board page | data, n_copies times
  *     board = FCDP_MAX_SLICES cache lines, line i written by slice i alone
  */
 #ifndef FCDP_HOST_INTERNAL_H
@@ -15,7 +16,7 @@
 
 enum { FCDP_BOARD_LINE_WORDS = 16 };
 #define FCDP_SLAB_MAGIC UINT64_C(0x0042414c53504443) /* "CDPSLAB" */
-enum { FCDP_SLAB_VERSION = 3 };
+enum { FCDP_SLAB_VERSION = 4 };
 enum { FCDP_MEMBER_ABSENT = 0, FCDP_MEMBER_LEFT = -1 };
 
 typedef struct fcdp_slab_member { /* the process that writes slice i's words */
@@ -27,7 +28,7 @@ typedef struct fcdp_slab_member { /* the process that writes slice i's words */
 
 typedef struct fcdp_slab_header {
     uint64_t magic, capacity_bytes, page_bytes;
-    uint32_t version, n_slices;
+    uint32_t version, n_slices, per_numa_node;
     fcdp_slab_member members[FCDP_MAX_SLICES];
 } fcdp_slab_header;
 
@@ -59,9 +60,10 @@ struct fcdp_host_block {
     fcdp_host *host;
     fcdp_board_line *board; /* start of the mapping */
     fcdp_dptr board_at;     /* where the device sees it */
-    char *data;
-    size_t data_bytes, map_bytes;
-    fcdp_pinned pinned; /* of the mapping */
+    char *data;             /* the copy that this rank reads */
+    uint32_t n_copies;
+    size_t data_bytes, copy_bytes, map_bytes; /* copy_bytes: data_bytes in whole pages */
+    fcdp_pinned pinned;                       /* of the mapping */
 };
 
 struct fcdp_host {

@@ -8,7 +8,7 @@
  *
  * A region knows slices, not ranks. The node's processes write the host copy together: each writes the pieces
  * that it gathered. Slice i of n_slices is the part of each span that process i loads when an all-gather
- * brings the rest.
+ * brings the rest. What is in host memory is in every copy there (host.h); a process loads from its own.
  *
  * Per span, of `epoch`: on_device the slot holds it
  *                        stored      this process's pieces are in host memory
@@ -131,8 +131,8 @@ typedef struct fcdp_source {
 fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources,
                                    size_t n, fcdp_event after) FCDP_MUST_CHECK;
 /* New content for the spans of `span_mask`, which every process of the node has written to host memory by
- * itself, not by a stream: each has written its part, and knows that the others have. Nothing had filled
- * them before. Not in use. */
+ * itself, not by a stream: each has written its part to every copy, and knows that the others have. Nothing
+ * had filled them before. Not in use. */
 void fcdp__region_fill_by_host(fcdp_region *region, uint32_t span_mask);
 /* Enqueue the copies to the device of pieces that the others store, behind their words. In use, ordered;
  * `loaded` is recorded. */

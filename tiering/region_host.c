@@ -1,8 +1,9 @@
 /* region_host.c - what host memory has of a region: stores to it, loads from it, and eviction.
  *
  * The host's copy of a region is its node's: each rank stores its slice, and tells the others by a word
- * beside the bytes (board.h). Streams write the words and wait for them, so no host thread waits for a peer
- * to store:
+ * beside the bytes (board.h). Where the node keeps several copies (host.h), a rank stores to all of them
+ * before its word, and loads from one. Streams write the words and wait for them, so no host thread waits for
+ * a peer to store:
  *
  *     STORED_s   epoch of span s of which this rank's pieces are in host memory
  *     READY      number of the fill for which this rank's older reads and writes there are over
@@ -24,20 +25,19 @@
 
 /* ---- copies ---- */
 
-/* CUDA takes no copy that is page-locked in part. So a piece in which page-locked memory begins or ends is
- * cut there; any other piece is one copy.
+/* CUDA takes no copy that is page-locked in part. So bytes in which page-locked memory begins or ends are
+ * cut there; any others are one copy.
  *
- * Copy between `device` and the piece's place in host memory. CUDA may read memory that is not pinned during
- * the call, before the stream has waited. So the host waits for the stream first; the stream's own waits end
- * without this thread, by the program's order. */
-static fcdp_status piece_copy(fcdp_region *region, fcdp_direction direction, fcdp_dptr device,
-                              fcdp_piece piece, fcdp_stream stream) {
+ * Copy between `device` and `host`. CUDA may read memory that is not pinned during the call, before the
+ * stream has waited. So the host waits for the stream first; the stream's own waits end without this thread,
+ * by the program's order. */
+static fcdp_status bytes_copy(const fcdp_region *region, fcdp_direction direction, fcdp_dptr device,
+                              char *host, size_t bytes, fcdp_stream stream) {
     fcdp_tiering *tiering = region->tiering;
-    char *host = (char *)fcdp__host_data(region->block) + piece.offset_bytes;
     fcdp_status status = FCDP_OK;
-    for (size_t done = 0, n; done < piece.bytes && !status; done += n) {
+    for (size_t done = 0, n; done < bytes && !status; done += n) {
         bool pinned;
-        n = fcdp__host_run_bytes(region->block, piece.offset_bytes + done, piece.bytes - done, &pinned);
+        n = fcdp__host_run_bytes(region->block, host + done, bytes - done, &pinned);
         fcdp_dptr at = fcdp__dptr_add(device, done);
         if (direction == FCDP_TO_HOST) {
             status = fcdp__driver_copy_d2h(tiering->drv, host + done, at, n, stream);
@@ -47,7 +47,22 @@ static fcdp_status piece_copy(fcdp_region *region, fcdp_direction direction, fcd
         }
     }
     fcdp__count(&tiering->counts, direction == FCDP_TO_HOST ? FCDP_COUNT_D2H_BYTES : FCDP_COUNT_H2D_BYTES,
-                piece.bytes);
+                bytes);
+    return status;
+}
+
+/* Between `device` and the piece's place in host memory: to every copy there, from the one that is read.
+ * *bytes grows by what is moved. */
+static fcdp_status piece_copy(const fcdp_region *region, fcdp_direction direction, fcdp_dptr device,
+                              fcdp_piece piece, fcdp_stream stream, uint64_t *bytes) {
+    const fcdp_host_block *block = region->block;
+    uint32_t n_copies = direction == FCDP_TO_HOST ? fcdp__host_block_copies(block) : 1;
+    fcdp_status status = FCDP_OK;
+    for (uint32_t i = 0; i < n_copies && !status; i++) {
+        char *copy = direction == FCDP_TO_HOST ? fcdp__host_copy(block, i) : fcdp__host_data(block);
+        status = bytes_copy(region, direction, device, copy + piece.offset_bytes, piece.bytes, stream);
+        *bytes += piece.bytes;
+    }
     return status;
 }
 
@@ -75,7 +90,9 @@ static uint64_t spans_bytes(const fcdp_region *region, uint32_t mask) {
 
 static void copying_end(const fcdp_region *region, copying *of, fcdp_stream stream) {
     fcdp_tiering *tiering = region->tiering;
-    bool is_all = of->event.bytes >= spans_bytes(region, (uint32_t)of->event.a);
+    bool stores = of->event.kind == FCDP_EVENT_STORE && region->block;
+    uint64_t n_copies = stores ? fcdp__host_block_copies(region->block) : 1;
+    bool is_all = of->event.bytes >= n_copies * spans_bytes(region, (uint32_t)of->event.a);
     of->event.flags = is_all ? 0 : FCDP_TRACE_SLICE;
     fcdp__trace_span_end(tiering->spans, of->span, stream, &of->event, 1);
 }
@@ -89,8 +106,8 @@ static fcdp_status copy_pieces_on(fcdp_region *region, fcdp_direction direction,
     fcdp_status status = FCDP_OK;
     for (size_t i = 0; i < pieces.n && !status; i++) {
         fcdp_piece piece = pieces.pieces[i];
-        status = piece_copy(region, direction, fcdp__dptr_add(base, piece.offset_bytes), piece, stream);
-        traced.event.bytes += piece.bytes;
+        status = piece_copy(region, direction, fcdp__dptr_add(base, piece.offset_bytes), piece, stream,
+                            &traced.event.bytes);
     }
     copying_end(region, &traced, stream);
     return status;
@@ -125,10 +142,9 @@ static fcdp_status copy_in(fcdp_region *region, uint32_t span_mask, const fcdp_s
     fcdp_stream stream = region->streams[FCDP_TO_HOST];
     copying traced = copying_begin(region, FCDP_TO_HOST, span_mask, stream);
     fcdp_status status = FCDP_OK;
-    for (size_t i = 0; i < n && !status; i++) {
-        status = piece_copy(region, FCDP_TO_HOST, sources[i].at, sources[i].place, stream);
-        traced.event.bytes += sources[i].place.bytes;
-    }
+    for (size_t i = 0; i < n && !status; i++)
+        status = piece_copy(region, FCDP_TO_HOST, sources[i].at, sources[i].place, stream,
+                            &traced.event.bytes);
     copying_end(region, &traced, stream);
     return status;
 }
@@ -137,8 +153,7 @@ static fcdp_status copy_in(fcdp_region *region, uint32_t span_mask, const fcdp_s
 static fcdp_status copy_out(fcdp_region *region, uint32_t span_mask, fcdp_piece piece, fcdp_dptr to) {
     fcdp_stream stream = region->streams[FCDP_TO_DEVICE];
     copying traced = copying_begin(region, FCDP_TO_DEVICE, span_mask, stream);
-    fcdp_status status = piece_copy(region, FCDP_TO_DEVICE, to, piece, stream);
-    traced.event.bytes = piece.bytes;
+    fcdp_status status = piece_copy(region, FCDP_TO_DEVICE, to, piece, stream, &traced.event.bytes);
     copying_end(region, &traced, stream);
     return status;
 }

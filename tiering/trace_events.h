@@ -70,7 +70,8 @@
     X(PLANS, 50, "moves.plans", COUNT, SUM, "plans of what to keep (FCDP_POLICY=next-use)")                  \
     X(SURPRISES, 51, "moves.surprises", COUNT, SUM, "uses that a plan did not expect, which ended it")       \
     X(HOST_NEAR_BYTES, 52, "host.near_bytes", BYTES, SUM,                                                    \
-      "of this rank's slices, pages that came from its device's NUMA node (0 where there is one node)")      \
+      "of this rank's slices, or, with several copies, of the one that it reads, pages that came from its "  \
+      "device's NUMA node (0 where there is one node)")                                                      \
     X(HOST_FAR_BYTES, 53, "host.far_bytes", BYTES, SUM, "and from others")                                   \
     X(BOUND_CPUS, 54, "host.bound_cpus", COUNT, LEVEL,                                                       \
       "CPUs to which threads are bound (FCDP_PIN_CPU); 0: none")                                             \
@@ -80,7 +81,8 @@
     X(SPILL_FAILURES, 58, "spill.failures", COUNT, SUM,                                                      \
       "slices that could not be written, or not be read as they were written")                               \
     X(SPILL_WAITS, 59, "spill.waits", COUNT, SUM, "times that the host waited for the disk")                 \
-    X(SPILL_WAIT_NS, 60, "spill.wait_ns", NS, SUM, "time of spill.waits")
+    X(SPILL_WAIT_NS, 60, "spill.wait_ns", NS, SUM, "time of spill.waits")                                    \
+    X(HOST_COPIES, 61, "host.copies", COUNT, LEVEL, "copies in the node's host memory (FCDP_HOST_COPIES)")
 
 /* Of events with FCDP_TRACE_ON_STREAM: what their `thread` is. */
 #define FCDP_TIERING_STREAMS(X)                                                                              \

@@ -24,14 +24,14 @@ FUNCTION_NOARGS(options_load) {
     fcdp__check_level = loaded.check;
     fcdp_log_set_level(loaded.log);
     return Py_BuildValue(
-        "{s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:K,s:s,s:i,s:i}", "enabled",
+        "{s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:K,s:s,s:i,s:i,s:i}", "enabled",
         loaded.enabled, "driver", (int)loaded.driver, "tau", loaded.tau, "restore", (int)loaded.restore,
         "local_size", loaded.local_size, "fingerprint", (int)loaded.fingerprint, "prefetch", loaded.prefetch,
         "timeout_s", loaded.timeout_s, "log", (int)loaded.log, "summary", loaded.summary, "agree",
         (int)loaded.agree, "alloc", (int)loaded.alloc, "codec", (int)loaded.codec, "mapping",
         (int)loaded.mapping, "transport", (int)loaded.transport, "whole_tensors", loaded.whole_tensors,
         "coalesce_bytes", (unsigned long long)loaded.coalesce_bytes, "spill_dir", loaded.spill_dir, "reduce",
-        (int)loaded.reduce, "reduce_dtype", (int)loaded.reduce_dtype);
+        (int)loaded.reduce, "reduce_dtype", (int)loaded.reduce_dtype, "host_copies", (int)loaded.host_copies);
 }
 
 FUNCTION_NOARGS(options_table) {
@@ -187,7 +187,7 @@ METHOD_NOARGS(engine_stats) {
     return Py_BuildValue(
         "{s:s,s:s,s:N,s:N,s:{s:K,s:K,s:K,s:K},s:{s:K,s:K},s:{s:K,s:d,s:K,s:d},"
         "s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K},"
-        "s:{s:n,s:n,s:n},s:{s:n,s:n},s:{s:K,s:K,s:K,s:i,s:K,s:K,s:s,s:s},s:{s:K,s:K},"
+        "s:{s:n,s:n,s:n},s:{s:n,s:n},s:{s:K,s:K,s:K,s:i,s:I,s:K,s:K,s:s,s:s},s:{s:K,s:K},"
         "s:{s:K,s:K,s:K,s:K,s:K,s:d},s:{s:K,s:K}}",
         "driver", fcdp_engine_is_sim(engine) ? "sim" : "cuda", "policy",
         s.policy == FCDP_POLICY_NEXT_USE ? "next-use" : "tau", "gather", counts_of(&s.gather), "restore",
@@ -202,12 +202,12 @@ METHOD_NOARGS(engine_stats) {
         (Py_ssize_t)s.device_bytes, "peak", (Py_ssize_t)s.device_peak_bytes, "budget",
         (Py_ssize_t)s.device_budget_bytes, "host_bytes", "current", (Py_ssize_t)s.host_bytes, "peak",
         (Py_ssize_t)s.host_peak_bytes, "host", "pins", s.pins.n_made, "unpins", s.pins.n_undone,
-        "pinned_bytes", s.pins.bytes, "numa_node", s.numa.node, "near_bytes", s.host_near_bytes, "far_bytes",
-        s.host_far_bytes, "cpus", cpus, "binding", s.numa.text, "cache", "read_bytes", s.cache_read_bytes,
-        "written_bytes", s.cache_written_bytes, "spill", "bytes", s.spill.bytes, "written_bytes",
-        s.spill.written_bytes, "read_bytes", s.spill.read_bytes, "failures", s.spill.n_failures, "waits",
-        s.spill.n_waits, "wait_seconds", (double)s.spill.wait_ns / 1e9, "deltas", "gathers",
-        s.n_delta_gathers, "whole", s.n_delta_whole);
+        "pinned_bytes", s.pins.bytes, "numa_node", s.numa.node, "copies", s.host_copies, "near_bytes",
+        s.host_near_bytes, "far_bytes", s.host_far_bytes, "cpus", cpus, "binding", s.numa.text, "cache",
+        "read_bytes", s.cache_read_bytes, "written_bytes", s.cache_written_bytes, "spill", "bytes",
+        s.spill.bytes, "written_bytes", s.spill.written_bytes, "read_bytes", s.spill.read_bytes, "failures",
+        s.spill.n_failures, "waits", s.spill.n_waits, "wait_seconds", (double)s.spill.wait_ns / 1e9, "deltas",
+        "gathers", s.n_delta_gathers, "whole", s.n_delta_whole);
 }
 
 METHOD_NOARGS(engine_reset_peaks) {

@@ -30,6 +30,7 @@ static void assert_default(const fcdp_options *options) {
     assert_int_equal(options->host_budget_bytes, 0);
     assert_int_equal(options->pin, FCDP_PIN_AUTO);
     assert_int_equal(options->pin_cpu, FCDP_PIN_CPU_AUTO);
+    assert_int_equal(options->host_copies, FCDP_HOST_COPIES_NODE);
     assert_int_equal(options->fingerprint, FCDP_FINGERPRINT_AUTO);
     assert_int_equal(options->agree, FCDP_AGREE_FORWARD);
     assert_int_equal(options->prefetch, 1);
@@ -95,6 +96,7 @@ static void values_reach_their_fields(void **state) {
                                  "FCDP_HOST_BUDGET=512m",
                                  "FCDP_PIN=never",
                                  "FCDP_PIN_CPU=off",
+                                 "FCDP_HOST_COPIES=numa",
                                  "FCDP_FINGERPRINT=never",
                                  "FCDP_PREFETCH=0",
                                  "FCDP_REDUCE=hierarchical",
@@ -127,6 +129,7 @@ static void values_reach_their_fields(void **state) {
     assert_int_equal(options.host_budget_bytes, 512ull << 20);
     assert_int_equal(options.pin, FCDP_PIN_NEVER);
     assert_int_equal(options.pin_cpu, FCDP_PIN_CPU_OFF);
+    assert_int_equal(options.host_copies, FCDP_HOST_COPIES_NUMA);
     assert_int_equal(options.fingerprint, FCDP_FINGERPRINT_NEVER);
     assert_int_equal(options.prefetch, 0);
     assert_int_equal(options.reduce, FCDP_REDUCE_HIERARCHICAL);
@@ -158,6 +161,8 @@ static void every_choice_is_its_enums_constant(void **state) {
         {"FCDP_PIN=never", offsetof(fcdp_options, pin), FCDP_PIN_NEVER},
         {"FCDP_PIN_CPU=auto", offsetof(fcdp_options, pin_cpu), FCDP_PIN_CPU_AUTO},
         {"FCDP_PIN_CPU=off", offsetof(fcdp_options, pin_cpu), FCDP_PIN_CPU_OFF},
+        {"FCDP_HOST_COPIES=node", offsetof(fcdp_options, host_copies), FCDP_HOST_COPIES_NODE},
+        {"FCDP_HOST_COPIES=numa", offsetof(fcdp_options, host_copies), FCDP_HOST_COPIES_NUMA},
         {"FCDP_FINGERPRINT=auto", offsetof(fcdp_options, fingerprint), FCDP_FINGERPRINT_AUTO},
         {"FCDP_FINGERPRINT=device", offsetof(fcdp_options, fingerprint), FCDP_FINGERPRINT_DEVICE},
         {"FCDP_FINGERPRINT=never", offsetof(fcdp_options, fingerprint), FCDP_FINGERPRINT_NEVER},

@@ -18,6 +18,7 @@
 #include "comm/tree.h"
 #include "sim/gpu/simgpu.h"
 #include "tests/comm/random.h"
+#include "tests/tiering/described.h"
 
 enum { PAGE_BYTES = 2 << 20, SHARD_ALIGN = 64, N_CONTENTS = 1 << 16, A_LONG_TIME_S = 120, RANGE_FACTOR = 4 };
 enum { ALIKE_BYTES = 64 }; /* the last 8 of them are random, and the others of all of them the same */
@@ -85,6 +86,19 @@ static uint64_t place_of(const void *owner, fcdp_dptr at) {
     return 0;
 }
 
+/* A machine of two NUMA nodes, of which the simulated driver says that its device is on one. */
+static void machine_make(void) {
+    assert_int_equal(described_make(NULL), 0);
+    described_put("/sys/devices/system/node/online", "0-1\n");
+    setenv("FCDP_SIM_ROOT", described_root, 1);
+}
+
+static void machine_remove(void) {
+    unsetenv("FCDP_SIM_ROOT");
+    unsetenv("FCDP_SIM_NUMA");
+    assert_int_equal(described_remove(NULL), 0);
+}
+
 static void member_start(cluster *c, uint32_t rank) {
     member *m = &c->members[rank];
     const cluster_config *of = &c->config;
@@ -99,6 +113,8 @@ static void member_start(cluster *c, uint32_t rank) {
                     .trace_bytes = 1 << 20,
                     .coalesce_bytes = of->coalesce_bytes,
                     .restore = of->restore,
+                    .host_copies = of->host_copies ? FCDP_HOST_COPIES_NUMA : FCDP_HOST_COPIES_NODE,
+                    .pin_cpu = of->host_copies ? FCDP_PIN_CPU_OFF : FCDP_PIN_CPU_AUTO,
                     .mapping = of->mapping,
                     .agree = of->agree,
                     .prefetch = of->prefetch,
@@ -116,6 +132,7 @@ static void member_start(cluster *c, uint32_t rank) {
     config.options.cache_bytes = of->cache_bytes;
     if (of->spill_dir)
         snprintf(config.options.spill_dir, sizeof config.options.spill_dir, "%s", of->spill_dir);
+    if (of->host_copies) setenv("FCDP_SIM_NUMA", m->topology.local % 2 ? "1" : "0", 1);
     assert_ok(fcdp_engine_create(&config, &m->engine));
     assert_ok(fcdp__driver_stream_create(m->engine->drv, &m->stream));
     char name[32];
@@ -205,7 +222,9 @@ cluster *cluster_create(const cluster_config *config) {
     pool_make(c);
     hub_init(&c->hub, config->n_nodes, config->node_size);
     council_init(&c->council, c->n_ranks, c->config.timeout_s);
+    if (config->host_copies) machine_make();
     for (uint32_t r = 0; r < c->n_ranks; r++) member_start(c, r);
+    if (config->host_copies) machine_remove();
     for (uint32_t node = 0; node < config->n_nodes; node++) node_start(c, node);
     return c;
 }

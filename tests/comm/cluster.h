@@ -64,6 +64,7 @@ typedef struct cluster_config {
     uint32_t n_nodes, node_size, n_groups;
     group_spec groups[CLUSTER_MAX_GROUPS];
     fcdp_restore_mode restore;
+    bool host_copies; /* FCDP_HOST_COPIES=numa, local ranks in turn on two NUMA nodes of their machine */
     fcdp_mapping_mode mapping;
     fcdp_agree_mode agree;
     int prefetch;

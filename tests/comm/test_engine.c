@@ -81,6 +81,32 @@ static void test_every_mix_of_fates(void **state) {
     }
 }
 
+/* ---- copies of host memory ---- */
+
+/* Of ranks that restore the whole, whatever becomes of their pages. Those that restore slices share one. */
+static void test_a_copy_in_host_memory_for_each_numa_node(void **state) {
+    (void)state;
+    for (int restore = FCDP_RESTORE_SLICE; restore <= FCDP_RESTORE_WHOLE; restore++) {
+        static const int fates[CLUSTER_MAX_RANKS] = {KEPT, EVICTED, RELEASED, EVICTED, RELEASED, KEPT};
+        cluster_config config = one_group;
+        uint32_t n_copies = restore == FCDP_RESTORE_WHOLE ? 2 : 1;
+        config.restore = (fcdp_restore_mode)restore;
+        config.host_copies = true;
+        cluster *c = start(&config);
+        EVERY_MEMBER(c, m) {
+            fcdp_engine_stats stats;
+            fcdp_engine_stats_get(m->engine, &stats);
+            assert_int_equal(stats.host_copies, n_copies);
+            assert_int_equal(stats.host_bytes,
+                             4096 + n_copies * fcdp__round_up(cluster_region_bytes(&config, 0), 4096));
+            assert_int_equal(stats.numa.memory_node, m->topology.local % 2);
+            m->engine->options.fingerprint = FCDP_FINGERPRINT_NEVER; /* see test_every_mix_of_fates */
+        }
+        for (int stored = 0; stored < 2; stored++) mix_run(c, fates, stored);
+        end(c);
+    }
+}
+
 /* ---- one by one ---- */
 
 static uint64_t device_bytes(const member *m) {
@@ -625,6 +651,7 @@ int main(void) {
         cmocka_unit_test(test_a_store_that_fails_keeps_the_pages),
         cmocka_unit_test(test_forked_child_touches_nothing),
         cmocka_unit_test(test_every_mix_of_fates),
+        cmocka_unit_test(test_a_copy_in_host_memory_for_each_numa_node),
     };
     cmocka_set_test_filter(getenv("TEST_FILTER"));
     return cmocka_run_group_tests(tests, NULL, NULL);

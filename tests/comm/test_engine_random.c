@@ -21,6 +21,7 @@ static cluster_config random_cluster(test_random *random) {
                              .node_size = 1 + random_below(random, 3)};
     config.n_groups = 2 + random_below(random, 4);
     config.restore = random_below(random, 2) ? FCDP_RESTORE_WHOLE : FCDP_RESTORE_SLICE;
+    config.host_copies = random_below(random, 2);
     config.mapping = random_below(random, 2) ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS;
     config.host_computes = random_below(random, 2);
     config.prefetch = (int)random_below(random, 4);
@@ -69,17 +70,19 @@ static void random_program(uint64_t seed, int round) {
     config.device_budget_bytes = (cluster_most_pages(&config) + staging + extra) * PAGE_BYTES;
     char spilled[CLUSTER_MAX_GROUPS + 1] = "";
     for (uint32_t g = 0; g < config.n_groups; g++) spilled[g] = config.spilled[g] ? 'F' : '-';
-    print_message(
-        "round %d, seed %#llx: %u x %u, %u groups, restore %s, mapping %s, %s computes, %s, prefetch %d, "
-        "agree %s, halves of %zu bytes, %zu + %zu pages, in files %s, %s\n",
-        round, (unsigned long long)seed, config.n_nodes, config.node_size, config.n_groups,
-        config.restore ? "whole" : "slice", config.mapping == FCDP_MAPPING_EXACT ? "exact" : "slots",
-        config.host_computes ? "host" : "device", config.fingerprints ? "fingerprints" : "signals alone",
-        config.prefetch, config.agree ? "unshard" : "forward", config.packed_half_bytes,
-        config.device_budget_bytes / PAGE_BYTES - extra, extra, spilled,
-        !config.deltas ? "whole"
-        : config.alike ? "differences"
-                       : "too many differences");
+    print_message("round %d, seed %#llx: %u x %u, %u groups, restore %s, a copy per %s, mapping %s, %s "
+                  "computes, %s, prefetch %d, "
+                  "agree %s, halves of %zu bytes, %zu + %zu pages, in files %s, %s\n",
+                  round, (unsigned long long)seed, config.n_nodes, config.node_size, config.n_groups,
+                  config.restore ? "whole" : "slice", config.host_copies ? "NUMA node" : "node",
+                  config.mapping == FCDP_MAPPING_EXACT ? "exact" : "slots",
+                  config.host_computes ? "host" : "device",
+                  config.fingerprints ? "fingerprints" : "signals alone", config.prefetch,
+                  config.agree ? "unshard" : "forward", config.packed_half_bytes,
+                  config.device_budget_bytes / PAGE_BYTES - extra, extra, spilled,
+                  !config.deltas ? "whole"
+                  : config.alike ? "differences"
+                                 : "too many differences");
     cluster *c = start(&config);
     program p = {.cluster = c, .seed = seed, .n_steps = 8, .jitter = 64, .stops = -1, .raw_writes = true};
     p.pressure = extra ? random_below(&own, 3) * 40 : 0;

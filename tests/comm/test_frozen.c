@@ -134,6 +134,7 @@ static void test_a_second_run_sends_nothing_of_them(void **state) {
         job j = {.by_hand = way & 16};
         config.host_computes = way & 1;
         config.restore = way & 2 ? FCDP_RESTORE_WHOLE : FCDP_RESTORE_SLICE;
+        config.host_copies = way & 8;
         config.coalesce_bytes = way & 4 ? 1 << 20 : 0;
         for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = way & 8 ? 1 : 0;
         config.fingerprints = way & 32;

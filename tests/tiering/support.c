@@ -8,6 +8,7 @@
 bool steps_may_fail_once;
 fcdp_pin_mode node_pin = FCDP_PIN_AUTO;
 fcdp_policy_kind node_policy = FCDP_POLICY_TAU;
+bool node_has_copies;
 static _Atomic unsigned long n_wrong; /* comparisons that failed, on the device's threads */
 static char wrong_text[256];
 
@@ -25,8 +26,9 @@ static void rank_open(node *node, uint32_t r, fcdp_shared_ticket *ticket, size_t
     char name[32];
     fcdp_host_config host = {.drv = node->drv,
                              .account = node->account,
-                             .numa_node = -1,
+                             .numa_node = node_has_copies ? (int)r % 2 : -1,
                              .pin = node_pin,
+                             .per_numa_node = node_has_copies,
                              .slice = r,
                              .n_slices = node->n,
                              .timeout_s = node_timeout_s};

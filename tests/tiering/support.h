@@ -58,6 +58,8 @@ extern fcdp_pin_mode node_pin;
 extern fcdp_policy_kind node_policy;
 /* Does each rank pin its slices alone? false: everything. */
 extern bool node_pins_slices;
+/* Does the node keep a copy for each of two NUMA nodes, of which even ranks are on one? false: one copy. */
+extern bool node_has_copies;
 /* How long the host waits for peers, 20. */
 extern double node_timeout_s;
 /* Begins with a device as new, on which races are looked for. */

@@ -15,6 +15,7 @@ typedef struct variant {
     uint32_t n_ranks;
     bool exact;
     int code;
+    bool has_copies;
 } variant;
 
 /* Kept regions go, and slots: what fails is tried again by the next call. */
@@ -38,6 +39,7 @@ static void schedule(const variant *v) {
     node n;
     group a, b;
     node_pin = v->n_ranks == 1 ? FCDP_PIN_AUTO : FCDP_PIN_REQUIRE;
+    node_has_copies = v->has_copies;
     node_open(&n, v->n_ranks, 1, v->exact);
     group_open(&a, &n, "a", SPECS, N_SPECS, 1);
     group_open(&b, &n, "b", SPECS, N_SPECS, 2);
@@ -84,16 +86,16 @@ static unsigned long every_call_fails_once(const variant *v) {
     return n;
 }
 
-/* Both mappings, alone and together; `few`: once each. */
+/* Both mappings, alone and together (with slots, over two copies in host memory); `few`: once each. */
 static void run(int code, bool few) {
     fcdp_driver *drv = driver_open_sim();
     fcdp__driver_close(drv);
     fcdp_log_set_level(FCDP_LOG_QUIET);
     for (int i = 0; i < 4; i += few ? 3 : 1) {
-        variant v = {1 + (uint32_t)i / 2, i % 2, code};
+        variant v = {1 + (uint32_t)i / 2, i % 2, code, i == 2};
         unsigned long n = every_call_fails_once(&v);
-        print_message("code %d, %u ranks, %s: %lu driver calls\n", code, v.n_ranks,
-                      v.exact ? "exact mapping" : "slots", n - 1);
+        print_message("code %d, %u ranks, %s%s: %lu driver calls\n", code, v.n_ranks,
+                      v.exact ? "exact mapping" : "slots", v.has_copies ? ", two copies" : "", n - 1);
         assert_true(n > 100);
     }
     fcdp_log_set_level(FCDP_LOG_WARN);

@@ -291,6 +291,10 @@ static void a_ticket_that_does_not_fit_is_refused(void **state) {
     assert_int_equal(fcdp__host_join(&second, &bad, &peer), FCDP_ERR_UNSUPPORTED);
     assert_int_equal(fcdp__host_join(&third, &ticket, &peer), FCDP_ERR_UNSUPPORTED);
     assert_text("FCDP_LOCAL_SIZE");
+    third = second;
+    third.per_numa_node = true;
+    assert_int_equal(fcdp__host_join(&third, &ticket, &peer), FCDP_ERR_UNSUPPORTED);
+    assert_text("FCDP_HOST_COPIES");
     assert_int_equal(fcdp__host_join(&same, &ticket, &peer), FCDP_ERR_INVALID);
     assert_text("already taken");
     assert_null(peer);
@@ -561,16 +565,17 @@ static void a_rank_pins_and_binds_its_slices_alone(void **state) {
     /* The board; bytes 300000 to 500000 lie on pages 73 to 122, 1005000 to 1005100 on page 245. */
     assert_int_equal(locked_kib() - before, 4 + 4 * 50 + 4);
     bool pinned;
-    assert_int_equal(fcdp__host_run_bytes(block, 0, data, &pinned), 73 * KIB4);
+    char *page = fcdp__host_data(block);
+    assert_int_equal(fcdp__host_run_bytes(block, page, data, &pinned), 73 * KIB4);
     assert_false(pinned);
-    assert_int_equal(fcdp__host_run_bytes(block, 300000, 200000, &pinned), 200000);
+    assert_int_equal(fcdp__host_run_bytes(block, page + 300000, 200000, &pinned), 200000);
     assert_true(pinned);
-    assert_int_equal(fcdp__host_run_bytes(block, 73 * KIB4, data, &pinned), 50 * KIB4);
-    assert_int_equal(fcdp__host_run_bytes(block, 246 * KIB4, data - 246 * KIB4, &pinned), data - 246 * KIB4);
+    assert_int_equal(fcdp__host_run_bytes(block, page + 73 * KIB4, data, &pinned), 50 * KIB4);
+    assert_int_equal(fcdp__host_run_bytes(block, page + 246 * KIB4, data - 246 * KIB4, &pinned),
+                     data - 246 * KIB4);
     assert_false(pinned);
     int mode = -1;
     unsigned long mask[16] = {0};
-    char *page = fcdp__host_data(block);
     if (!syscall(SYS_get_mempolicy, &mode, mask, 1025UL, page + 80 * KIB4, MPOL_F_ADDR) &&
         mode == MPOL_PREFERRED) {
         assert_int_equal(mask[0], 1);

@@ -1,4 +1,5 @@
-/* The host tier across real processes: this program runs itself again as the node's other ranks. */
+/* The host tier across real processes: this program runs itself again as the node's other ranks. The ranks'
+ * devices are on two NUMA nodes in turn, and host memory keeps a copy for each. */
 #include "tests/alloc/support.h"
 
 #include <dirent.h>
@@ -19,7 +20,8 @@ enum { N_RANKS = 4, SLICE_BYTES = 256 << 10, DATA_BYTES = N_RANKS * SLICE_BYTES 
 
 static fcdp_host_config config_of(uint32_t slice, fcdp_account *account) {
     return (fcdp_host_config){.account = account,
-                              .numa_node = 0,
+                              .numa_node = (int)slice % 2,
+                              .per_numa_node = true,
                               .pin = FCDP_PIN_NEVER,
                               .slice = slice,
                               .n_slices = N_RANKS,
@@ -30,12 +32,19 @@ static uint8_t byte_of(uint32_t slice, size_t at, uint32_t epoch) {
     return (uint8_t)(slice * 37 + at * 11 + epoch * 101 + 1);
 }
 
-/* ---- a rank, in any process: writes its slice and reads all, epoch by epoch ---- */
+/* ---- a rank, in any process: each epoch, writes its slice to both copies and reads all of its own ---- */
+
+static void slice_write(fcdp_host_block *block, uint32_t copy, uint32_t slice, uint32_t epoch) {
+    uint8_t *data = fcdp__host_copy(block, copy);
+    for (size_t i = 0; i < SLICE_BYTES; i++) data[slice * SLICE_BYTES + i] = byte_of(slice, i, epoch);
+}
 
 static fcdp_status rounds_run(fcdp_host_block *block, uint32_t slice) {
-    uint8_t *data = fcdp__host_data(block);
+    const uint8_t *data = fcdp__host_data(block);
+    if (fcdp__host_block_copies(block) != 2 || data != fcdp__host_copy(block, slice % 2))
+        return fcdp__fail(FCDP_ERR_INVALID, "not the copy of slice %u", slice);
     for (uint32_t epoch = 1; epoch <= 50; epoch++) {
-        for (size_t i = 0; i < SLICE_BYTES; i++) data[slice * SLICE_BYTES + i] = byte_of(slice, i, epoch);
+        for (uint32_t copy = 0; copy < 2; copy++) slice_write(block, copy, slice, epoch);
         fcdp__board_publish(block, FCDP_BOARD_STORED_0, epoch);
         fcdp_status status = fcdp__board_wait_all(block, FCDP_BOARD_STORED_0, epoch, "the epoch's slices");
         if (status) return status;
@@ -50,7 +59,8 @@ static fcdp_status rounds_run(fcdp_host_block *block, uint32_t slice) {
     return FCDP_OK;
 }
 
-/* Two meet, the third is killed while the others wait for it. */
+/* Two meet, the third is killed while the others wait for it. It has written to one copy, and those that read
+ * this one take it for complete as little as those that read the other. */
 static fcdp_status waiter_run(fcdp_host_block *block) {
     fcdp__board_publish(block, FCDP_BOARD_READY, 1);
     fcdp__board_publish(block, FCDP_BOARD_STORED_0, 1);
@@ -58,14 +68,24 @@ static fcdp_status waiter_run(fcdp_host_block *block) {
 }
 
 static void victim_run(fcdp_host_block *block) {
+    slice_write(block, 0, 3, 1);
     fcdp__board_publish(block, FCDP_BOARD_READY, 1);
     for (;;) pause();
 }
 
-/* argv: rank SLICE OFFSET TICKET(hex) ROLE; 0 when the role went as it should. */
+/* The leader allocates the block once all have joined, and says on which page of the slab it is. */
+static fcdp_status place_learn(fcdp_host *host, uint64_t *offset_out) {
+    fcdp_host_block *meeting = fcdp__host_meeting(host);
+    fcdp__board_publish(meeting, FCDP_BOARD_CAME, 1);
+    fcdp_status status = fcdp__board_wait(meeting, FCDP_BOARD_TOLD, 0, 1, 60, "the block's place");
+    *offset_out = (uint64_t)fcdp__board_read(meeting, FCDP_BOARD_TOLD, 0) * (uint64_t)sysconf(_SC_PAGESIZE);
+    return status;
+}
+
+/* argv: rank SLICE TICKET(hex) ROLE; 0 when the role went as it should. */
 static int rank_main(char **argv) {
     uint32_t slice = (uint32_t)strtoul(argv[2], NULL, 10);
-    uint64_t offset = strtoull(argv[3], NULL, 10);
+    uint64_t offset = 0;
     fcdp_host_config config = config_of(slice, NULL); /* a rank that allocates no blocks needs no budget */
     fcdp_shared_ticket ticket;
     fcdp_host *host;
@@ -73,17 +93,18 @@ static int rank_main(char **argv) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     for (size_t i = 0; i < sizeof ticket; i++) {
         unsigned byte;
-        if (sscanf(argv[4] + 2 * i, "%2x", &byte) != 1) return 80;
+        if (sscanf(argv[3] + 2 * i, "%2x", &byte) != 1) return 80;
         ((uint8_t *)&ticket)[i] = (uint8_t)byte;
     }
     fcdp_status status = fcdp__host_join(&config, &ticket, &host);
+    if (!status) status = place_learn(host, &offset);
     if (!status) status = fcdp__host_attach(host, offset, DATA_BYTES, NULL, &block);
     if (status) {
         fprintf(stderr, "rank %u: %s\n", slice, fcdp_error_text());
         return 81;
     }
     bool peer_lost = false;
-    if (!strcmp(argv[5], "rounds"))
+    if (!strcmp(argv[4], "rounds"))
         status = rounds_run(block, slice);
     else if (slice == 3)
         victim_run(block);
@@ -101,17 +122,16 @@ static int rank_main(char **argv) {
 
 /* ---- the leader ---- */
 
-static pid_t rank_start(uint32_t slice, uint64_t offset, const fcdp_shared_ticket *ticket, const char *role) {
-    char slice_text[16], offset_text[32], ticket_text[2 * sizeof *ticket + 1];
+static pid_t rank_start(uint32_t slice, const fcdp_shared_ticket *ticket, const char *role) {
+    char slice_text[16], ticket_text[2 * sizeof *ticket + 1];
     snprintf(slice_text, sizeof slice_text, "%u", slice);
-    snprintf(offset_text, sizeof offset_text, "%llu", (unsigned long long)offset);
     for (size_t i = 0; i < sizeof *ticket; i++)
         snprintf(ticket_text + 2 * i, 3, "%02x", ((const uint8_t *)ticket)[i]);
     fflush(NULL);
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (!pid) {
-        execl("/proc/self/exe", "test_tiering_host_ranks", "rank", slice_text, offset_text, ticket_text, role,
+        execl("/proc/self/exe", "test_tiering_host_ranks", "rank", slice_text, ticket_text, role,
               (char *)NULL);
         _exit(127);
     }
@@ -159,14 +179,20 @@ typedef struct leader {
     size_t n_shm;
 } leader;
 
-static void leader_open(leader *l) {
+/* With the other ranks, in `role`. */
+static void leader_open(leader *l, const char *role, pid_t *pids_out) {
     fcdp_shared_ticket unused;
     l->n_shm = shm_entries();
     assert_ok(fcdp__account_create(64 << 20, &l->account, &unused));
     fcdp_host_config config = config_of(0, l->account);
     assert_ok(fcdp__host_create(&config, &l->host, &l->ticket));
+    for (uint32_t r = 1; r < N_RANKS; r++) pids_out[r] = rank_start(r, &l->ticket, role);
+    fcdp_host_block *meeting = fcdp__host_meeting(l->host);
+    fcdp__board_publish(meeting, FCDP_BOARD_CAME, 1);
+    assert_ok(fcdp__board_wait_all(meeting, FCDP_BOARD_CAME, 1, "the start of all ranks"));
     assert_ok(fcdp__host_block_alloc(l->host, DATA_BYTES, &l->offset));
     assert_ok(fcdp__host_attach(l->host, l->offset, DATA_BYTES, NULL, &l->block));
+    fcdp__board_publish(meeting, FCDP_BOARD_TOLD, (uint32_t)(l->offset / (uint64_t)sysconf(_SC_PAGESIZE)));
 }
 
 static void leader_close(leader *l) {
@@ -182,8 +208,7 @@ static void each_writes_its_slice_and_reads_all(void **state) {
     (void)state;
     leader l;
     pid_t pids[N_RANKS];
-    leader_open(&l);
-    for (uint32_t r = 1; r < N_RANKS; r++) pids[r] = rank_start(r, l.offset, &l.ticket, "rounds");
+    leader_open(&l, "rounds", pids);
     assert_ok(rounds_run(l.block, 0));
     for (uint32_t r = 1; r < N_RANKS; r++) assert_ends_well(pids[r]);
     leader_close(&l);
@@ -199,8 +224,7 @@ static double a_killed_rank_is_named(bool reaped) {
     leader l;
     pid_t pids[N_RANKS];
     pthread_t reaper;
-    leader_open(&l);
-    for (uint32_t r = 1; r < N_RANKS; r++) pids[r] = rank_start(r, l.offset, &l.ticket, "kill");
+    leader_open(&l, "kill", pids);
     fcdp__board_publish(l.block, FCDP_BOARD_READY, 1);
     assert_ok(fcdp__board_wait_all(l.block, FCDP_BOARD_READY, 1, "the start of all ranks"));
     fcdp__board_publish(l.block, FCDP_BOARD_STORED_0, 1);
@@ -243,7 +267,7 @@ static void killed_and_left_a_zombie(void **state) {
 }
 
 int main(int argc, char **argv) {
-    if (argc == 6 && !strcmp(argv[1], "rank")) return rank_main(argv);
+    if (argc == 5 && !strcmp(argv[1], "rank")) return rank_main(argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_writes_its_slice_and_reads_all),
         cmocka_unit_test(killed_and_reaped),

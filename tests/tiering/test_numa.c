@@ -201,7 +201,7 @@ static long fake_move_pages(int pid, unsigned long n, void **pages, const int *n
     return 0;
 }
 
-enum { N_RANKS = 2, UNTOUCHED = -1 };
+enum { N_RANKS = 2, N_READERS = 3, UNTOUCHED = -1 };
 
 typedef struct rank {
     fcdp_host *host;
@@ -209,6 +209,27 @@ typedef struct rank {
     fcdp_counts counts;
     fcdp_host_share share;
 } rank;
+
+/* `i` of `n`; the first makes the slab. */
+static void rank_open(rank *rank, uint32_t i, uint32_t n, int numa_node, bool per_numa_node,
+                      fcdp_account *account, fcdp_shared_ticket *ticket) {
+    fcdp_host_config config = {.account = account,
+                               .numa_node = numa_node,
+                               .counts = &rank->counts,
+                               .per_numa_node = per_numa_node,
+                               .slice = i,
+                               .n_slices = n,
+                               .timeout_s = 10};
+    assert_ok(i ? fcdp__host_join(&config, ticket, &rank->host)
+                : fcdp__host_create(&config, &rank->host, ticket));
+}
+
+static void kernel_make(int full, int refuses) {
+    kernel = (struct fake_kernel){
+        .page_bytes = (size_t)sysconf(_SC_PAGESIZE), .full = full, .refuses = refuses};
+    memset(kernel.node_of, UNTOUCHED, sizeof kernel.node_of);
+    fcdp__numa_calls = (fcdp_numa_calls){fake_mbind, fake_move_pages};
+}
 
 static bool is_inner(const fcdp_piece *piece, size_t page, size_t page_bytes) {
     return page * page_bytes >= piece->offset_bytes &&
@@ -229,21 +250,10 @@ static void placement_check(int full, int refuses, bool whole) {
     fcdp_layout *layout;
     uint64_t offset = 0;
     memset(ranks, 0, sizeof ranks);
-    kernel = (struct fake_kernel){.page_bytes = page, .full = full, .refuses = refuses};
-    memset(kernel.node_of, UNTOUCHED, sizeof kernel.node_of);
-    fcdp__numa_calls = (fcdp_numa_calls){fake_mbind, fake_move_pages};
+    kernel_make(full, refuses);
     assert_ok(fcdp__layout_create(specs, 2, N_RANKS, N_RANKS, &layout));
     assert_ok(fcdp__account_create(64 << 20, &account, &ticket));
-    for (uint32_t i = 0; i < N_RANKS; i++) {
-        fcdp_host_config config = {.account = account,
-                                   .numa_node = (int)i,
-                                   .counts = &ranks[i].counts,
-                                   .slice = i,
-                                   .n_slices = N_RANKS,
-                                   .timeout_s = 10};
-        assert_ok(i ? fcdp__host_join(&config, &ticket, &ranks[i].host)
-                    : fcdp__host_create(&config, &ranks[i].host, &ticket));
-    }
+    for (uint32_t i = 0; i < N_RANKS; i++) rank_open(&ranks[i], i, N_RANKS, (int)i, false, account, &ticket);
     assert_ok(fcdp__host_block_alloc(ranks[0].host, layout->bytes, &offset));
     for (uint32_t i = 0; i < N_RANKS; i++) {
         for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
@@ -296,6 +306,95 @@ static void a_kernel_that_refuses_stops_nothing(void **state) {
     (void)state;
     placement_check(-1, EPERM, false);
     placement_check(-1, ENOSYS, false);
+}
+
+/* Ranks whose devices are on nodes 1, 0 and 1: the first and the third read one copy, the second another.
+ * Whichever attaches first, each page of a copy is asked for on its node, and each rank finds its copy there,
+ * unless that node has no room. */
+static void copies_check(int full) {
+    enum { DATA_BYTES = 3000000 };
+    static const int nodes[N_READERS] = {1, 0, 1};
+    static rank ranks[N_READERS];
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), copy_pages = (DATA_BYTES + page - 1) / page;
+    const fcdp_numa_calls usual = fcdp__numa_calls;
+    fcdp_account *account;
+    fcdp_shared_ticket ticket;
+    uint64_t offset;
+    size_t taken_bytes, peak_bytes;
+    memset(ranks, 0, sizeof ranks);
+    kernel_make(full, 0);
+    assert_ok(fcdp__account_create(64 << 20, &account, &ticket));
+    for (uint32_t i = 0; i < N_READERS; i++) {
+        rank_open(&ranks[i], i, N_READERS, nodes[i], true, account, &ticket);
+        assert_int_equal(fcdp__host_copies(ranks[i].host), i + 1 < N_READERS ? 0 : 2);
+        if (i + 1 == N_READERS) continue;
+        assert_int_equal(fcdp__host_block_alloc(ranks[0].host, DATA_BYTES, &offset), FCDP_ERR_INVALID);
+        assert_text("has not joined");
+    }
+    assert_ok(fcdp__host_block_alloc(ranks[0].host, DATA_BYTES, &offset));
+    fcdp__account_usage(account, &taken_bytes, &peak_bytes);
+    assert_int_equal(taken_bytes, page + 2 * copy_pages * page);
+    size_t first = (size_t)offset / page;
+    for (uint32_t i = N_READERS; i-- > 0;) {
+        fcdp_host_block **block = &ranks[i].block;
+        assert_ok(fcdp__host_attach(ranks[i].host, offset, DATA_BYTES, NULL, block));
+        for (size_t k = 0; k < 2 * copy_pages; k++) {
+            int wanted = k < copy_pages ? 1 : 0;
+            assert_int_equal(kernel.node_of[first + 1 + k], wanted == full ? !wanted : wanted);
+        }
+        assert_int_equal(kernel.node_of[first], UNTOUCHED);
+        const _Atomic uint64_t *n = ranks[i].counts.n;
+        bool is_far = nodes[i] == full;
+        assert_int_equal(n[FCDP_COUNT_HOST_NEAR_BYTES], is_far ? 0 : copy_pages * page);
+        assert_int_equal(n[FCDP_COUNT_HOST_FAR_BYTES], is_far ? copy_pages * page : 0);
+        assert_int_equal(fcdp__host_block_copies(*block), 2);
+        assert_ptr_equal(fcdp__host_data(*block), fcdp__host_copy(*block, nodes[i] ? 0 : 1));
+    }
+    *(char *)fcdp__host_copy(ranks[0].block, 1) = 7;
+    assert_int_equal(*(const char *)fcdp__host_data(ranks[1].block), 7);
+    assert_int_equal(*(const char *)fcdp__host_data(ranks[2].block), 0);
+    for (uint32_t i = N_READERS; i-- > 0;) {
+        fcdp__host_detach(ranks[i].block);
+        if (!i) fcdp__host_block_free(ranks[0].host, offset);
+        fcdp__host_destroy(ranks[i].host);
+    }
+    fcdp__account_usage(account, &taken_bytes, &peak_bytes);
+    assert_int_equal(taken_bytes, 0);
+    fcdp__account_destroy(account);
+    fcdp__numa_calls = usual;
+}
+
+static void each_ranks_copy_comes_from_its_devices_node(void **state) {
+    (void)state;
+    copies_check(-1);
+    copies_check(1);
+}
+
+/* One NUMA node, or none that is known: one copy, which takes what one copy takes; where the budget does not
+ * hold all, the text says how many there are. */
+static void as_many_copies_as_nodes_that_are_known(void **state) {
+    (void)state;
+    static const struct {
+        int nodes[N_RANKS];
+        uint32_t n_copies;
+    } cases[] = {{{1, 1}, 1}, {{-1, -1}, 1}, {{-1, 1}, 1}, {{0, 1}, 2}};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        rank ranks[N_RANKS];
+        fcdp_account *account;
+        fcdp_shared_ticket ticket;
+        uint64_t offset;
+        memset(ranks, 0, sizeof ranks);
+        assert_ok(fcdp__account_create(3 << 20, &account, &ticket));
+        for (uint32_t i = 0; i < N_RANKS; i++)
+            rank_open(&ranks[i], i, N_RANKS, cases[k].nodes[i], true, account, &ticket);
+        assert_int_equal(fcdp__host_copies(ranks[1].host), cases[k].n_copies);
+        fcdp_status status = fcdp__host_block_alloc(ranks[0].host, 2 << 20, &offset);
+        assert_int_equal(status, cases[k].n_copies > 1 ? FCDP_ERR_NO_HOST_MEM : FCDP_OK);
+        if (status) assert_text("of 2 copies: FCDP_HOST_COPIES=node keeps one");
+        if (!status) fcdp__host_block_free(ranks[0].host, offset);
+        for (uint32_t i = 0; i < N_RANKS; i++) fcdp__host_destroy(ranks[i].host);
+        fcdp__account_destroy(account);
+    }
 }
 
 /* ---- this machine ---- */
@@ -443,6 +542,8 @@ int main(void) {
         DESCRIBED(cpus_of_one_node_have_a_node),
         DESCRIBED(what_is_not_known_binds_nothing),
         cmocka_unit_test(each_ranks_slices_come_from_its_devices_node),
+        cmocka_unit_test(each_ranks_copy_comes_from_its_devices_node),
+        cmocka_unit_test(as_many_copies_as_nodes_that_are_known),
         cmocka_unit_test(pages_from_another_node_are_counted),
         cmocka_unit_test(a_kernel_that_refuses_stops_nothing),
         cmocka_unit_test(the_kernel_prefers_the_node_that_was_asked_for),

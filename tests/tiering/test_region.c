@@ -99,6 +99,66 @@ static void a_gather_through_the_host(void **state) {
     }
 }
 
+static void host_spoil(group *group, uint32_t r) {
+    memset(fcdp__host_data(group->blocks[r]), 0xee, group->layout->bytes);
+}
+
+static void restore_alone(group *group, uint32_t r) {
+    step(fcdp__region_acquire(group->regions[r]));
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) region_restore(group, r, s, true);
+    region_compute(group, r, 0);
+    region_release(group, r, false);
+    node_sync(group->node);
+}
+
+/* Each rank stores to both, and loads from its own: what is in the other one does not matter to it. */
+static void a_rank_reads_one_of_two_copies_and_writes_both(void **state) {
+    (void)state;
+    for (uint32_t spoiled = 0; spoiled < 2; spoiled++) {
+        node n;
+        group g;
+        node_has_copies = true;
+        node_open(&n, 3, 8, false);
+        group_open(&g, &n, "copies", SPECS, N_SPECS, 2);
+        group_fill(&g, BOTH, FILL_HOST, 0);
+        group_release(&g, false);
+        node_sync(&n);
+        for (uint32_t r = 0; r < 3; r++)
+            for (uint32_t s = 0; s < FCDP_N_SPANS; s++) assert_host_span(&g, r, s, 1);
+        assert_int_equal(stats_of(&n, 2).d2h_bytes, 2 * g.layout->bytes / 3);
+        assert_int_equal(stats_of(&n, 2).h2d_bytes, 2 * g.layout->bytes / 3);
+        host_spoil(&g, spoiled); /* ranks 0 and 2 read one copy, rank 1 the other */
+        restore_alone(&g, !spoiled);
+        assert_peek(&g, !spoiled, FCDP_SPAN_FROZEN, 1, true);
+        group_close(&g);
+        node_close(&n);
+    }
+    node_has_copies = false;
+}
+
+/* The ranks of the other copy wait for what it writes, as those of its own do. */
+static void an_eviction_writes_every_copy(void **state) {
+    (void)state;
+    node n;
+    group g;
+    node_has_copies = true;
+    node_open(&n, 2, 8, false);
+    group_open(&g, &n, "evicted", SPECS, N_SPECS, 2);
+    group_acquire(&g);
+    region_fill(&g, 0, BOTH, FILL_KEPT);
+    region_fill(&g, 1, BOTH, FILL_SLICE);
+    region_release(&g, 0, true);
+    region_release(&g, 1, false);
+    assert_true(fcdp__tiering_reclaim(n.ranks[0].tiering, 1) > 0);
+    for (uint32_t r = 0; r < 2; r++) {
+        restore_alone(&g, r);
+        for (uint32_t s = 0; s < FCDP_N_SPANS; s++) assert_host_span(&g, r, s, 1);
+    }
+    group_close(&g);
+    node_close(&n);
+    node_has_copies = false;
+}
+
 static void spans_go_stale_apart(void **state) {
     (void)state;
     node n;
@@ -476,6 +536,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_life_of_a_region),
         cmocka_unit_test(a_gather_through_the_host),
+        cmocka_unit_test(a_rank_reads_one_of_two_copies_and_writes_both),
+        cmocka_unit_test(an_eviction_writes_every_copy),
         cmocka_unit_test(spans_go_stale_apart),
         cmocka_unit_test(what_was_never_filled_is_nowhere),
         cmocka_unit_test(a_block_serves_one_region),

@@ -354,11 +354,13 @@ static void schedules_of(uint32_t n_ranks, int n_rounds) {
     for (int exact = 0; exact < 2; exact++)
         for (int round = 0; round < n_rounds; round++) {
             world w = {.rng = seed + (uint64_t)round, .exact = exact};
+            node_has_copies = n_ranks > 1 && random_below(&w.rng, 2);
             world_open(&w, n_ranks);
             for (int i = 0; i < N_STEPS; i++) world_step(&w);
             world_close(&w);
-            print_message("%s: %u uses refused, %u kept regions lost, %u loads by slice, %u whole\n",
-                          exact ? "exact" : "slots", w.n_refused, w.n_lost, w.n_slices, w.n_whole);
+            print_message("%s%s: %u uses refused, %u kept regions lost, %u loads by slice, %u whole\n",
+                          exact ? "exact" : "slots", node_has_copies ? ", two copies" : "", w.n_refused,
+                          w.n_lost, w.n_slices, w.n_whole);
             /* else the schedule tests nothing */
             assert_true(w.n_lost > 0 && w.n_slices > 0 && w.n_whole > 0);
         }

@@ -22,7 +22,7 @@ CONFIGURATIONS = {
         (0, "slice", {}),
         (0, "whole", {"FCDP_COALESCE": "0", "FCDP_MAPPING": "exact", "FCDP_CODEC": "delta"}),
         (1, "slice", {"FCDP_COALESCE": "0", "FCDP_FINGERPRINT": "device"}),
-        (1, "whole", {"FCDP_MAPPING": "exact", "FCDP_CODEC": "delta"}),
+        (1, "whole", {"FCDP_MAPPING": "exact", "FCDP_CODEC": "delta", "FCDP_HOST_COPIES": "numa"}),
     )
 }
 CONFIGURATIONS["next_use-slice"] = {**CONFIGURATIONS["tau0-slice"], "FCDP_COALESCE": "0", "FCDP_POLICY": "next-use"}

@@ -16,6 +16,7 @@ import uuid
 
 import pytest
 
+from described import describe
 from fcdp_lab.port import free_port
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -316,6 +317,14 @@ class Rank:
         return self.err_path.read_text(errors="replace")
 
 
+def machine_of(env, tmp):
+    """Of a job that keeps a copy in each NUMA node: a machine with two, and half of this one's CPUs in each."""
+    if (env or {}).get("FCDP_HOST_COPIES") != "numa" or "FCDP_SIM_ROOT" in env:
+        return {}
+    cpus = sorted(os.sched_getaffinity(0))
+    return {"FCDP_SIM_ROOT": str(describe(tmp / "machine", cpus[::2], cpus[1::2]))}
+
+
 class Spawned:
     """Ranks started without torchrun, whose own killing of the survivors would hide what they have to say.
     `warm`: forked from a process that has imported torch (warm.py), where what the start itself does is not
@@ -335,7 +344,7 @@ class Spawned:
         tmp.mkdir(parents=True, exist_ok=True)
         self.tag, self.tmp, self.ranks, self.timed_out = new_tag(), tmp, [], False
         port = free_port()
-        warm = warm and may_be_warm(env)
+        warm, machine = warm and may_be_warm(env), machine_of(env, tmp)
         for rank in range(n_ranks):
             own = environment(self.tag, tmp, env)
             own.update(
@@ -346,6 +355,8 @@ class Spawned:
                 MASTER_PORT=str(port),
                 LOCAL_WORLD_SIZE=str(n_ranks),
             )
+            if machine:
+                own.update(machine, FCDP_SIM_NUMA=str(rank % 2))
             own.update((rank_env or {}).get(rank, {}))
             paths = tmp / f"out{rank}.txt", tmp / f"err{rank}.txt"
             if warm:

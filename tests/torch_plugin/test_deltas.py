@@ -35,7 +35,12 @@ def test_differences_are_fewer_bytes_and_the_same_training(tmp_path, kind):
 
 
 def test_where_they_cannot_be_the_job_says_so(tmp_path):
-    outcome = start(tmp_path, on(FCDP_CODEC="delta", FCDP_RESTORE="slice", FCDP_TIMEOUT="60"))
+    """So it does of copies in each NUMA node, which restores by slice do not need either."""
+    options = on(FCDP_CODEC="delta", FCDP_HOST_COPIES="numa", FCDP_RESTORE="slice", FCDP_TIMEOUT="60")
+    outcome = start(tmp_path, options)
     said = [line for lines in outcome.messages for line in lines if "FCDP_CODEC" in line]
     assert said and all(line.endswith("cross the nodes whole: FCDP_RESTORE is slice") for line in said), said
     assert all(rank["stats"]["deltas"] == {"gathers": 0, "whole": 0} for rank in outcome.results)
+    said = [[line for line in lines if "FCDP_HOST_COPIES" in line] for lines in outcome.messages]
+    assert [len(lines) for lines in said] == [1, 0, 0, 0] and "=numa changes nothing: " in said[0][0], said
+    assert [rank["stats"]["host"]["copies"] for rank in outcome.results] == [1] * 4

@@ -86,6 +86,8 @@ def test_fcdp_was_really_on(launches, configuration):
         assert (topology["node"], topology["local_rank"]) == divmod(rank, 2)
         change = {k: after["gathers"][k] - before["gathers"][k] for k in ("made", "avoided", "forward", "backward")}
         assert change["made"] > 0 and change["avoided"] > change["made"] and change["backward"] == 0, change
+        has_copies = "FCDP_HOST_COPIES" in CONFIGURATIONS[configuration] and len(os.sched_getaffinity(0)) > 1
+        assert after["host"]["copies"] == 1 + has_copies
         moved = {k: after["moves"][k] - before["moves"][k] for k in ("h2d_bytes", "d2h_bytes")}
         restored = after["collectives"].get("restore", {}).get("calls", 0) - before["collectives"].get(
             "restore", {}

@@ -61,6 +61,7 @@ DIFFERENT = {
     "FCDP_AGREE": ("forward", "unshard"),
     "FCDP_COALESCE": ("1048576", "0"),
     "FCDP_CODEC": ("delta", "none"),
+    "FCDP_HOST_COPIES": ("node", "numa"),
     "FCDP_PREFETCH": ("1", "3"),
     "FCDP_REDUCE": ("flat", "hierarchical"),
     "FCDP_REDUCE_DTYPE": ("same", "int8"),

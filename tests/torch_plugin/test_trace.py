@@ -45,7 +45,7 @@ def test_counters_are_the_statistics(ranks):
         assert counters["device.budget_bytes"] == stats["device_bytes"]["budget"]
         assert counters["host.bytes"] == stats["host_bytes"]["current"]
         assert counters["host.peak_bytes"] == stats["host_bytes"]["peak"]
-        for name in ("pins", "unpins", "pinned_bytes", "near_bytes", "far_bytes"):
+        for name in ("pins", "unpins", "pinned_bytes", "near_bytes", "far_bytes", "copies"):
             assert counters[f"host.{name}"] == stats["host"][name], name
         assert counters["host.pins"] > 0 and counters["host.bound_cpus"] == 0  # the model computes on CPUs
         assert counters["waits.gathers"] == stats["waits"]["gathers"] > 0

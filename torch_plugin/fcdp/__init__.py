@@ -113,8 +113,9 @@ def stats() -> dict[str, Any]:
       failures, of slices that could not be written, or not be read as they were written; how often the host
       waited for the disk, and wait_seconds;
     - ``host``: what this process has page-locked: pins and unpins (ranges, so far), pinned_bytes; its device's
-      numa_node (-1: the machine has one, or does not say), and of its own slices near_bytes and far_bytes,
-      which came from that node and from others; cpus, to which FCDP_PIN_CPU has bound its threads ("": it
+      numa_node (-1: the machine has one, or does not say); copies that its node keeps (FCDP_HOST_COPIES); of
+      its own slices, or of the one of several copies that it reads, near_bytes and far_bytes, which came from
+      that NUMA node and from others; cpus, to which FCDP_PIN_CPU has bound its threads ("": it
       has not), and binding, a line that says why;
     - ``bypassed``: groups left to plain FSDP: group (its name), reason, and bytes and trainable_bytes where
       they are known; "every group" where the job has no FSDP modules;

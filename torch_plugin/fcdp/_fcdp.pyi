@@ -26,6 +26,7 @@ ERR_TRANSPORT: Final[int]
 FINGERPRINT_AUTO: Final[int]
 FINGERPRINT_DEVICE: Final[int]
 FINGERPRINT_NEVER: Final[int]
+HOST_COPIES_NUMA: Final[int]
 LANE_INTER: Final[int]
 LANE_NODE: Final[int]
 LOOK_PLACES: Final[int]
@@ -87,6 +88,7 @@ class _Options(TypedDict):
     spill_dir: str
     reduce: int
     reduce_dtype: int
+    host_copies: int
 
 class _Topology(TypedDict):
     nodes: int

@@ -29,11 +29,13 @@ from fcdp.rollcall import RollCall, connection
 _IN_PROCESS = ("fake", "threaded")
 
 
-# Options that decide which collectives are made, and in which order: their keys in settings.options, and their names.
+# Options that decide which collectives are made, in which order, and what the ranks of a node share: their keys in
+# settings.options, and their names.
 _ALIKE = {
     "agree": "FCDP_AGREE",
     "coalesce_bytes": "FCDP_COALESCE",
     "codec": "FCDP_CODEC",
+    "host_copies": "FCDP_HOST_COPIES",
     "prefetch": "FCDP_PREFETCH",
     "reduce": "FCDP_REDUCE",
     "reduce_dtype": "FCDP_REDUCE_DTYPE",

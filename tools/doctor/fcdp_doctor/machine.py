@@ -49,6 +49,8 @@ def memory(root: str = "") -> tuple[str, bool]:
     /sys."""
     nodes = len(list(Path(f"{root}/sys/devices/system/node").glob("node[0-9]*"))) or 1
     beside = f"{nodes} NUMA node{'s' if nodes > 1 else ''}"
+    if _fcdp.options_load()["host_copies"] == _fcdp.HOST_COPIES_NUMA:
+        beside += ", with a copy in each that has ranks, unless these restore by slice (FCDP_HOST_COPIES=numa)"
     try:
         budget, limit = _fcdp.host_budget(root)
     except _fcdp.Error as error:
