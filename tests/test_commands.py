@@ -157,7 +157,7 @@ OPTIONS = {
     "fcdp-plan batch": {*HELP, *SHAPE, *CLUSTER, "--json"},
     "fcdp-plan describe": {*HELP, *SHAPE, "--batch", "-o", "--output", "--schema"},
     "fcdp-plan compare": {*HELP, *CLUSTER, *SCHEDULE, "--over", "--json", "--svg", "--html"},
-    "fcdp-plan search": {*HELP, *CLUSTER, *SCHEDULE, "--device-budget", "--batches", "--json"},
+    "fcdp-plan search": {*HELP, *CLUSTER, *SCHEDULE, "--device-budget", "--batches", "--json", "-o", "--output"},
     "fcdp-plan paper": {*HELP, "--json"},
     "fcdp-lab": {
         "-h",
@@ -549,8 +549,8 @@ def plan_runs(folder):
             (f"{profile} --json", '"FSDP2"'),
         ],
         "search": [
-            (f"{profile} {cluster} {schedule} --device-budget 4GB", "fixed setting"),
-            (f"{profile} --batches --json", '"tiers"'),
+            (f"{profile} {cluster} {schedule} --device-budget 4GB -o {folder / 'plan.json'}", "FCDP_PLAN="),
+            (f"{profile} --batches --json --output {out}", '"tiers"'),
         ],
         "paper": [("", "of 64 cells agree"), ("--json", "[")],
     }

@@ -10,6 +10,7 @@ import xml.etree.ElementTree
 import pytest
 
 cli = pytest.importorskip("fcdp_plan.cli", reason="the wheel is not installed in this interpreter")
+plan_file = pytest.importorskip("fcdp_plan.plan_file")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # The FCDP paper's models (its Table IV).
 MODELS = {
@@ -262,6 +263,34 @@ def test_a_plan_is_at_least_as_fast_as_fixed_settings(gpt):
         }
         assert document["step"]["seconds"] <= min(fixed.values()) * (1 + 1e-9), (options, fixed)
         assert document["search"]["is_exact"] and document["memory"]["fits"]
+
+
+def test_the_plan_that_is_written_is_the_one_that_is_printed(gpt, tmp_path):
+    """Where copies are slow and host memory is short: several tiers."""
+    path = tmp_path / "plan.json"
+    options = (
+        "--link 100gbit --pcie 1gbyte --host-memory 10GB --disk 6gbyte --device-budget 6GB --prefetch 2",
+        "-o",
+        path,
+    )
+    document = found(gpt, *options)
+    written = plan_file.read(path)
+    names = {
+        "on the device": "device",
+        "host memory, by slice": "host",
+        "host memory, whole": "host-whole",
+        "in a file": "file",
+        "gathered again": "gather",
+    }
+    assert [region["tier"] for region in written["regions"]] == [names[tier] for tier in document["tiers"]]
+    assert len({*document["tiers"]}) >= 2
+    of = json.loads(gpt.read_text())["regions"]
+    for key in ("name", "trainable", "frozen"):
+        assert [region[key] for region in written["regions"]] == [region[key] for region in of]
+    assert (written["prefetch"], written["batch"]) == (2, document["batch"])
+    assert written["predicted"]["seconds"] == document["step"]["seconds"]
+    assert document["setting"].startswith(f"FCDP=1 FCDP_PLAN={path} FCDP_PREFETCH=2")
+    assert ("FCDP_SPILL_DIR" in document["setting"]) == ("in a file" in document["tiers"])
 
 
 def test_memory_that_is_left_keeps_regions(gpt):

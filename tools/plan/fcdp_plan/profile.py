@@ -70,6 +70,11 @@ def _check(path: str, value: object, of: dict, where: str) -> None:
 
 
 def read(path: str) -> dict:
+    return read_json(path, schema(), "the profile")
+
+
+def read_json(path: str, of: dict, what: str) -> dict:
+    """A file, called `what`, that is as the schema `of` says."""
     try:
         with open(path) as file:
             found = json.load(file)
@@ -77,7 +82,7 @@ def read(path: str) -> dict:
         raise Error(f"{path}: {error.strerror}") from None
     except ValueError as error:
         raise Error(f"{path} is no JSON: {error}") from None
-    _check(path, found, schema(), "the profile")
+    _check(path, found, of, what)
     return found
 
 

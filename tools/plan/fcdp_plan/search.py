@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
+from fcdp_memtrace.replace import replacing
 from fcdp_memtrace.units import human, size, table
-from fcdp_plan import _plan, clusters, modes, profile, shapes
+from fcdp_plan import _plan, clusters, modes, plan_file, profile, shapes
 from fcdp_plan.compare import seconds, title
 from fcdp_plan.failure import Error
 
@@ -16,7 +17,8 @@ Find the best tier of each region within the memory of a GPU and of a node.
 Each region is kept on the device, restored by slice or whole, read from a file, or gathered again. The search is exact for
 the sum of what holds up a pipeline that fetches one region ahead; where that would take too long, a bound says how far from
 the best the answer can be. What is found is simulated beside the fixed settings, and so is what another GB and another
-Gbit/s would buy. --batches finds the batch size as well.
+Gbit/s would buy. --batches finds the batch size as well. -o writes the plan to a file, which a job follows with
+FCDP_PLAN=FILE.
 """
 STATES = 1 << 13
 UNLIMITED = 1e30
@@ -31,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batches", action="store_true", help="try other batch sizes; the most samples per second win")
     parser.add_argument("--json", action="store_true", help="the plan as JSON, on one line")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the plan, for FCDP_PLAN")
 
 
 def left_on_device(job: dict, regions: list[dict], cluster: dict) -> float:
@@ -109,12 +112,17 @@ def binds(job: dict, found: dict, cluster: dict) -> str:
     return f"{names[most]} ({100 * step[most] / step['seconds']:.0f} % of the step)"
 
 
-def setting(found: dict) -> str:
-    """The variables that come closest to the plan. Which regions a budget serves, FCDP chooses by itself."""
+def setting(found: dict, prefetch: int, plan_at: str | None) -> str:
+    """The variables that have a job follow the plan in this file. Without a file: those that come closest; which regions
+    a budget serves, FCDP chooses by itself then."""
     tiers = {*found["tiers"]}
     if tiers == {_plan.GATHERED}:
         return "FCDP=0"
-    parts = ["FCDP=1"]
+    ahead = [f"FCDP_PREFETCH={prefetch}"] if prefetch != 1 else []
+    if plan_at:
+        files = ["FCDP_SPILL_DIR=DIR"] if _plan.IN_FILE in tiers else []
+        return " ".join(["FCDP=1", f"FCDP_PLAN={plan_at}", *ahead, *files])
+    parts = ["FCDP=1", *ahead]
     if _plan.ON_DEVICE in tiers:
         parts.append("FCDP_TAU=1" if len(tiers) == 1 else "FCDP_POLICY=next-use")
     if _plan.WHOLE in tiers:
@@ -143,9 +151,12 @@ def run(args: argparse.Namespace) -> int:
             step = modes.simulate(name, job["costs"], regions, cluster, **schedule)
             fixed[name] = {"seconds": step["seconds"], "fits": memory["fits"]}
     buys = what_more_buys(job, description, args, schedule, budget)
+    if args.output:
+        with replacing(args.output, args.profile) as part, open(part, "w") as file:
+            file.write(json.dumps(plan_file.make(job, found, args.prefetch), indent=1) + "\n")
     if args.json:
         document = {"batch": job["batch"], "device_budget_bytes": budget, **found, "fixed": fixed, "buys": dict(buys)}
-        document["setting"] = setting(found)
+        document["setting"] = setting(found, args.prefetch, args.output)
         document["tiers"] = [modes.TIERS[tier] for tier in found["tiers"]]
         print(json.dumps(document))
         return 0
@@ -156,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
         which = [region["name"] for region, one in zip(job["regions"], found["tiers"]) if one == tier]
         if which:
             print(f"  {name}: {len(which)} regions, {which[0]}" + (f" to {which[-1]}" if len(which) > 1 else ""))
-    print(f"  setting: {setting(found)}")
+    print(f"  setting: {setting(found, args.prefetch, args.output)}")
     best = min((name for name in fixed if fixed[name]["fits"]), key=lambda name: fixed[name]["seconds"], default=None)
     if best and fixed[best]["seconds"] < 0.99 * step["seconds"]:
         print(f"  faster, and fits: {best} ({modes.SETTINGS[best]}), {seconds(fixed[best]['seconds'])} a step")
