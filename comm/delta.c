@@ -319,7 +319,7 @@ void fcdp__delta_warn(const fcdp_comm *comm) {
 static bool may_serve(const fcdp_group *group) {
     const fcdp_comm *comm = group->comm;
     return comm->engine->options.codec != FCDP_CODEC_NONE && comm->topology.n_nodes > 1 && group->block &&
-           !why_whole(comm);
+           !fcdp__group_by_slice(group) && !why_whole(comm);
 }
 
 static void delta_free(delta *d) {

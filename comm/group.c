@@ -123,17 +123,30 @@ void fcdp_group_destroy(fcdp_group *group) {
     for (fcdp_stream_set *set = is_last ? engine->sets : NULL; set; set = set->next) fcdp__staging_trim(set);
 }
 
+void fcdp_group_set_tier(fcdp_group *group, fcdp_tier tier) {
+    FCDP_CHECK(1, !group->region);
+    group->tier = tier;
+}
+
 fcdp_status fcdp_groups_host_order(fcdp_group *const *groups, const uint8_t *stays, uint32_t n,
-                                   uint32_t *order_out) {
+                                   uint32_t *order_out, uint32_t *n_memory_out, uint32_t *n_file_out) {
     fcdp_host_claim *claims = calloc((size_t)n + 1, sizeof *claims);
     if (!claims) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to order %u groups", n);
     for (uint32_t i = 0; i < n; i++)
         claims[i] = (fcdp_host_claim){.bytes = groups[i]->layout->bytes,
                                       .frozen_bytes = groups[i]->layout->span[FCDP_SPAN_FROZEN].bytes,
                                       .stays = stays[i],
-                                      .index = i};
+                                      .index = i,
+                                      .tier = groups[i]->tier};
     fcdp__policy_host_order(claims, n);
-    for (uint32_t i = 0; i < n; i++) order_out[i] = claims[i].index;
+    uint32_t n_file = 0, n_gathered = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        order_out[i] = claims[i].index;
+        n_file += claims[i].tier == FCDP_TIER_FILE;
+        n_gathered += claims[i].tier == FCDP_TIER_GATHER;
+    }
+    *n_memory_out = n - n_file - n_gathered;
+    *n_file_out = n_file;
     free(claims);
     return FCDP_OK;
 }
@@ -182,6 +195,7 @@ fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) {
         return status;
     }
     fcdp__region_set_streams(region, comm->set->copies);
+    fcdp__region_set_tier(region, group->tier);
     fcdp__lock_acquire(&comm->engine->lock); /* the monitor looks at them */
     group->block = block;
     group->region = region;
@@ -254,6 +268,7 @@ void fcdp_group_stats_get(fcdp_group *group, fcdp_group_stats *stats_out) {
                                     .bytes = group->layout->bytes,
                                     .trainable_bytes = group->layout->span[FCDP_SPAN_TRAINABLE].bytes,
                                     .in_file = fcdp__group_is_spilled(group),
+                                    .tier = group->tier,
                                     .state = "invalid"};
     if (group->comm->engine->pid != getpid()) return;
     stats_out->gathers = fcdp__gathers_counted(&group->counts);

@@ -11,6 +11,7 @@
 
 #include "comm/comm.h"
 #include "tiering/layout.h"
+#include "tiering/tiers.h"
 
 typedef struct fcdp_group fcdp_group;
 
@@ -20,11 +21,17 @@ fcdp_status fcdp_group_create(fcdp_comm *comm, const char *name, const fcdp_exte
                               uint32_t n_extents, fcdp_group **group_out) FCDP_MUST_CHECK;
 /* Waits for its operations, unmaps, detaches. */
 void fcdp_group_destroy(fcdp_group *group);
+/* Where a plan has it live (tiers.h), the same on every rank, since it decides which collectives restore it;
+ * FCDP_TIER_POLICY without this call. Before it is attached. A group of FCDP_TIER_FILE is one like the others
+ * until fcdp_group_attach_file, and one of FCDP_TIER_GATHER is not for attaching. */
+void fcdp_group_set_tier(fcdp_group *group, fcdp_tier tier);
 /* In which order `groups` of one shard group take host memory, where it may not suffice for all of them: the
  * same on every rank (fcdp__policy_host_order). stays[i]: group i is not resharded after forward.
- * order_out[place]: which of the n. */
+ * order_out[place]: which of the n; the first *n_memory_out take host memory, the next *n_file_out live in
+ * files, and the others are gathered again. */
 fcdp_status fcdp_groups_host_order(fcdp_group *const *groups, const uint8_t *stays, uint32_t n,
-                                   uint32_t *order_out) FCDP_MUST_CHECK;
+                                   uint32_t *order_out, uint32_t *n_memory_out,
+                                   uint32_t *n_file_out) FCDP_MUST_CHECK;
 /* Leader: take the group's block of host memory. Every rank, leader included: attach at the
  * leader's offset; then the region exists. */
 fcdp_status fcdp_group_host_alloc(fcdp_group *group, uint64_t *offset_out) FCDP_MUST_CHECK;
@@ -52,6 +59,7 @@ typedef struct fcdp_group_stats {
     size_t bytes;           /* region */
     size_t trainable_bytes; /* of those, in the trainable span */
     bool in_file;           /* spilled.h */
+    fcdp_tier tier;
     fcdp_gather_counts gathers;
     uint64_t plain_bytes, gather_bytes; /* of its unshards, as the engine's stats count them */
     const char *state;                  /* "device", "host", "file", "mixed", "invalid" */

@@ -135,6 +135,7 @@ struct fcdp_group {
     /* NULL until attached, as is region, and where that is spilled; set under the engine's lock */
     fcdp_host_block *block;
     fcdp_region *region;
+    fcdp_tier tier;         /* fixed before it is attached; the same on every rank */
     fcdp_segv_watch *watch; /* NULL until watched */
     fcdp_validity *validity;
     /* on the caller's stream at begin, and on the reader at a reshard; the inter step's end; the restore's */

@@ -41,21 +41,31 @@ bool fcdp__comm_by_slice(const fcdp_comm *comm) {
 
 bool fcdp__group_by_slice(const fcdp_group *group) {
     const fcdp_comm *comm = group->comm;
-    return fcdp__group_is_spilled(group) ? fcdp__comm_may_slice(comm) && comm->topology.node_size > 1
-                                         : fcdp__comm_by_slice(comm);
+    bool wanted = comm->engine->options.restore != FCDP_RESTORE_WHOLE;
+    if (group->tier == FCDP_TIER_HOST || group->tier == FCDP_TIER_HOST_WHOLE)
+        wanted = group->tier == FCDP_TIER_HOST;
+    wanted = wanted || fcdp__group_is_spilled(group);
+    return wanted && fcdp__comm_may_slice(comm) && comm->topology.node_size > 1;
 }
 
-/* The driver says how much memory is free, once per use, and only if the group would be kept in the whole
+/* A plan of the job's decides before policy does; what it keeps, it keeps while tau 1 would, with the pages
+ * of what policy keeps counted as free. This rank's own memory may decide otherwise than its peers': whether
+ * a rank has the group on the device, the ranks tell each other in each agreement.
+ * The driver says how much memory is free, once per use, and only if the group would be kept in the whole
  * budget: the free memory can only lower that limit. */
 bool fcdp__policy_keeps_group(fcdp_group *group) {
     const fcdp_engine *engine = group->comm->engine;
     if (group->copy.unsupported || fcdp__group_is_spilled(group)) return false;
-    if (engine->options.policy == FCDP_POLICY_NEXT_USE) return fcdp__region_is_planned(group->region);
-    double tau = engine->options.tau;
+    bool by_policy = group->tier == FCDP_TIER_POLICY;
+    if (by_policy && engine->options.policy == FCDP_POLICY_NEXT_USE)
+        return fcdp__region_is_planned(group->region);
+    double tau = by_policy ? engine->options.tau : group->tier == FCDP_TIER_DEVICE ? 1 : 0;
     if (tau <= 0) return false; /* the driver is not asked then */
     fcdp_pool_stats pool;
     fcdp__pool_stats(engine->pool, &pool);
-    size_t used_bytes = fcdp__pool_pages_in_use(engine->pool) * pool.page_bytes;
+    size_t n_used = fcdp__pool_pages_in_use(engine->pool);
+    size_t n_others = by_policy ? 0 : fcdp__tiering_unplanned_pages(engine->tiering);
+    size_t used_bytes = (n_used > n_others ? n_used - n_others : 0) * pool.page_bytes;
     if (!fcdp__policy_keeps(tau, used_bytes, pool.budget_bytes)) return false;
     if (!group->room_bytes) group->room_bytes = fcdp__pool_room_bytes(engine->pool);
     return fcdp__policy_keeps(tau, used_bytes, group->room_bytes);

@@ -88,6 +88,7 @@ struct fcdp_region {
     fcdp_slot *slot;
     bool moving, in_use, kept;
     uint64_t last_use;
+    fcdp_tier tier;
     uint32_t number; /* in the schedule, as is the index of its last use, or FCDP_NO_USE */
     size_t use;
     bool planned;                         /* to be kept behind this use */

@@ -22,14 +22,17 @@ bool fcdp__policy_keeps(double tau, size_t used_bytes, size_t budget_bytes) {
     return (double)used_bytes < tau * (double)budget_bytes;
 }
 
+static bool goes_before(const fcdp_candidate *one, const fcdp_candidate *other) {
+    if (one->planned != other->planned) return other->planned;
+    return one->clean != other->clean ? one->clean : one->distance > other->distance;
+}
+
 size_t fcdp__policy_victim(const fcdp_candidate *candidates, size_t n) {
     size_t best = n;
     for (size_t i = 0; i < n; i++) {
         const fcdp_candidate *it = &candidates[i];
         if (it->busy || !it->bytes) continue;
-        if (best == n ||
-            (it->clean != candidates[best].clean ? it->clean : it->distance > candidates[best].distance))
-            best = i;
+        if (best == n || goes_before(it, &candidates[best])) best = i;
     }
     return best;
 }
@@ -40,8 +43,14 @@ static uint64_t claim_spares(const fcdp_host_claim *claim) {
     return claim->stays ? frozen : all + frozen;
 }
 
+static int claim_place(const fcdp_host_claim *claim) {
+    return claim->tier == FCDP_TIER_GATHER ? 2 : claim->tier == FCDP_TIER_FILE;
+}
+
 static int claims_compare(const void *one, const void *other) {
     const fcdp_host_claim *a = one, *b = other;
+    if (claim_place(a) != claim_place(b)) return claim_place(a) - claim_place(b);
+    if (claim_place(a) > 0) return a->index < b->index ? -1 : a->index > b->index;
     uint64_t a_worth = claim_spares(a) * (b->bytes / FCDP_EXTENT_ALIGN);
     uint64_t b_worth = claim_spares(b) * (a->bytes / FCDP_EXTENT_ALIGN);
     if (a_worth != b_worth) return a_worth > b_worth ? -1 : 1;

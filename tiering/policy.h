@@ -2,7 +2,7 @@
 #ifndef FCDP_POLICY_H
 #define FCDP_POLICY_H
 
-#include "base/base.h"
+#include "tiering/tiers.h"
 
 /* FCDP_POLICY=tau, the paper's threshold: at the end of a group's use, device usage below tau * budget keeps
  * the group on the device, which spares the restore, and the store too unless the node's ranks exchange in
@@ -14,11 +14,13 @@ typedef struct fcdp_candidate { /* a region that could give its pages back */
     size_t bytes;
     /* uses of any region until it is needed again; where that is not known, uses since it was used last */
     uint64_t distance;
-    bool clean; /* its host copy is complete: taking its pages is an unmap */
-    bool busy;  /* in use: never a victim */
+    bool clean;   /* its host copy is complete: taking its pages is an unmap */
+    bool busy;    /* in use: never a victim */
+    bool planned; /* FCDP_TIER_DEVICE */
 } fcdp_candidate;
 
-/* The next victim: clean before dirty, then the one of the largest distance. n when there is none. */
+/* The next victim: those that no plan keeps first; then clean before dirty, then the one of the largest
+ * distance. n when there is none. */
 size_t fcdp__policy_victim(const fcdp_candidate *candidates, size_t n);
 
 /* A group that asks for host memory. */
@@ -26,6 +28,7 @@ typedef struct fcdp_host_claim {
     size_t bytes, frozen_bytes; /* of its region; of that, in the frozen span */
     bool stays;                 /* not resharded between forward and backward */
     uint32_t index;             /* the caller's */
+    fcdp_tier tier;
 } fcdp_host_claim;
 
 /* Sort the claims in the order in which host memory is given while it lasts: by what a copy there spares
@@ -34,7 +37,8 @@ typedef struct fcdp_host_claim {
  * and trainable ones once. So a group spares
  *     frozen_bytes * (2 or 1) + trainable bytes * (1 or 0).
  * Of equals, the one with more frozen bytes comes first, since more passes in a step spare more of them; then
- * the larger one, as small ones fill gaps; then by index. */
+ * the larger one, as small ones fill gaps; then by index. Behind them come those that a plan puts in files,
+ * and then those that it has gathered again, in the order of their indices: they take no host memory. */
 void fcdp__policy_host_order(fcdp_host_claim *claims, size_t n);
 
 /* ---- FCDP_POLICY=next-use: the order of uses is known, from the last time that it was the same ---- */

@@ -268,6 +268,12 @@ void fcdp__region_set_streams(fcdp_region *region, const fcdp_stream *streams) {
     region->streams = streams;
 }
 
+void fcdp__region_set_tier(fcdp_region *region, fcdp_tier tier) {
+    fcdp__region_lock(region);
+    region->tier = tier;
+    fcdp__region_unlock(region);
+}
+
 fcdp_dptr fcdp__region_base(const fcdp_region *region) {
     return fcdp__vrange_base(region->range);
 }

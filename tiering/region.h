@@ -33,6 +33,7 @@
 #include "tiering/layout.h"
 #include "tiering/spill.h"
 #include "tiering/tiering.h"
+#include "tiering/tiers.h"
 
 typedef struct fcdp_region fcdp_region;
 
@@ -69,6 +70,8 @@ void fcdp__region_destroy(fcdp_region *region);
 /* Its copies run on these streams, one for each direction, instead of the tiering's. They outlive the region.
  * Before its first use. */
 void fcdp__region_set_streams(fcdp_region *region, const fcdp_stream *streams);
+/* A plan says where it lives; FCDP_TIER_POLICY without this call. Before its first use. */
+void fcdp__region_set_tier(fcdp_region *region, fcdp_tier tier);
 fcdp_dptr fcdp__region_base(const fcdp_region *region);
 /* In the trace's table, 0: none. */
 uint32_t fcdp__region_object(const fcdp_region *region);

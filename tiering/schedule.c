@@ -108,9 +108,11 @@ void fcdp__schedule_record(fcdp_region *region) {
     region->use = s->n;
     region->planned = s->n_period && s->keep[(s->n - s->at) % s->n_period];
     const fcdp_planned_use nothing = {0}, *before = s->n_period ? &s->uses[s->n - s->n_period] : &nothing;
+    uint32_t n_shunned = before->n_shunned > 0 ? before->n_shunned - 1 : 0;
+    if (region->tier != FCDP_TIER_POLICY) n_shunned = 1;
     s->uses[s->n] = (fcdp_planned_use){.region = region->number,
                                        .n_pages = (uint32_t)fcdp__region_pages(region),
-                                       .n_shunned = before->n_shunned > 0 ? before->n_shunned - 1 : 0,
+                                       .n_shunned = n_shunned,
                                        .evicted_before = before->evicted};
     s->symbols[s->n++] = region->number * 2;
     region->dies = s->n_period && fcdp__schedule_distance(region) == UINT64_MAX;
@@ -159,7 +161,7 @@ void fcdp__schedule_sample(fcdp_tiering *tiering, size_t n_pages) {
     size_t n_in_use = fcdp__pool_pages_in_use(tiering->pool) + n_pages, n_kept = 0;
     fcdp__lock_acquire(&tiering->lock);
     for (const fcdp_region *r = tiering->regions; r; r = r->next)
-        n_kept += r->kept && r->slot ? r->slot->n_pages : 0;
+        n_kept += r->kept && r->slot && r->tier != FCDP_TIER_DEVICE ? r->slot->n_pages : 0;
     size_t n_busy = n_in_use > n_kept ? n_in_use - n_kept : 0;
     if (s->n && s->uses[s->n - 1].busy_pages < n_busy) s->uses[s->n - 1].busy_pages = n_busy;
     fcdp__lock_release(&tiering->lock);

@@ -10,6 +10,10 @@
  * and evicted twice in turn, none is for some periods: a plan that is wrong in each of them does not evict in
  * each.
  *
+ * A region with a tier of its own (tiers.h) is recorded like the others, since it tells the period too. No
+ * plan made here keeps it: whether it is kept is decided already, and the pages of those that are count as
+ * others'.
+ *
  * Lock: the tiering's.
  */
 #ifndef FCDP_SCHEDULE_H

@@ -30,6 +30,7 @@ static fcdp_region *victim_choose(const fcdp_tiering *tiering, uint64_t call) {
             .distance = fcdp__schedule_distance(r),
             .clean = fcdp__region_is_clean(r),
             .busy = !r->kept || r->moving || r->failed_call == call,
+            .planned = r->tier == FCDP_TIER_DEVICE,
         };
     size_t choice = fcdp__policy_victim(candidates, n);
     free(candidates);
@@ -85,6 +86,15 @@ size_t fcdp__tiering_reclaim(void *ctx, size_t n_pages) {
     size_t given = (size_t)(tiering->pages_given - before);
     fcdp__lock_release(&tiering->lock);
     return given;
+}
+
+size_t fcdp__tiering_unplanned_pages(fcdp_tiering *tiering) {
+    size_t n = 0;
+    fcdp__lock_acquire(&tiering->lock);
+    for (const fcdp_region *r = tiering->regions; r; r = r->next)
+        n += r->kept && r->slot && r->tier != FCDP_TIER_DEVICE ? r->slot->n_pages : 0;
+    fcdp__lock_release(&tiering->lock);
+    return n;
 }
 
 static fcdp_region *in_use_find(const fcdp_tiering *tiering) {

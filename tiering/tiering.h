@@ -40,6 +40,8 @@ fcdp_trace_spans *fcdp__tiering_spans(const fcdp_tiering *tiering);
 /* Give at least `n_pages` of slots and regions back to the pool, as far as there are any. An fcdp_reclaim_fn,
  * of which `ctx` is the fcdp_tiering: the pool calls it, and tests do. */
 size_t fcdp__tiering_reclaim(void *ctx, size_t n_pages);
+/* Of regions that are kept, and not by a plan (tiers.h): the first to go where pages are asked for. */
+size_t fcdp__tiering_unplanned_pages(fcdp_tiering *tiering);
 /* Every region gives its pages up, and all slots go back to the pool. FCDP_ERR_INVALID: a region is in use.
  * On failure some may still have theirs. */
 fcdp_status fcdp__tiering_sleep(fcdp_tiering *tiering) FCDP_MUST_CHECK;

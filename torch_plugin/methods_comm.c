@@ -112,13 +112,20 @@ static fcdp_group **groups_and_stays(PyObject *self, PyObject *args, const char 
     return NULL;
 }
 
+static PyObject *indices_list(const uint32_t *indices, uint32_t n) {
+    PyObject *list = PyList_New(n);
+    for (uint32_t i = 0; list && i < n; i++) PyList_SetItem(list, i, PyLong_FromUnsignedLong(indices[i]));
+    return list;
+}
+
 METHOD(comm_host_order) {
     uint32_t n;
     const void *stays;
     fcdp_group **groups = groups_and_stays(self, args, "OO:host_order", &n, &stays);
     if (!groups) return NULL;
-    uint32_t *order = calloc((size_t)n + 1, sizeof *order);
-    fcdp_status status = order ? fcdp_groups_host_order(groups, stays, n, order) : FCDP_OK;
+    uint32_t *order = calloc((size_t)n + 1, sizeof *order), n_memory = 0, n_file = 0;
+    fcdp_status status = order ? fcdp_groups_host_order(groups, stays, n, order, &n_memory, &n_file)
+                               : FCDP_OK;
     free(groups);
     PyObject *result = NULL;
     if (!order)
@@ -126,8 +133,8 @@ METHOD(comm_host_order) {
     else if (status)
         binding_raise(status);
     else
-        result = PyList_New(n);
-    for (uint32_t i = 0; result && i < n; i++) PyList_SetItem(result, i, PyLong_FromUnsignedLong(order[i]));
+        result = Py_BuildValue("(NNN)", indices_list(order, n_memory), indices_list(order + n_memory, n_file),
+                               indices_list(order + n_memory + n_file, n - n_memory - n_file));
     free(order);
     return result;
 }
@@ -281,7 +288,8 @@ static PyMethodDef of_shard_group[] = {
          "In which order groups of a model take host memory while it lasts: first those of which a copy\n"
          "there spares the most bytes between the nodes for each of its own. The same on every rank.\n\n"
          "groups: a list of Group. stays: bytes, 1 for each group that is not resharded after forward,\n"
-         "else 0. Returns indices into `groups`. Raises Error.")},
+         "else 0. Returns three lists of indices into `groups`: those that take host memory, in this\n"
+         "order; those that a plan puts in files; those that it has gathered again. Raises Error.")},
     {"fits", comm_fits, METH_VARARGS,
      DOC("fits($self, groups, stays, /)",
          "Check that each group of a model can be gathered in its turn within FCDP_DEVICE_BUDGET.\n"

@@ -38,6 +38,18 @@ PyObject *methods_create_group(PyObject *self, PyObject *args) {
     return status == FCDP_OK ? binding_wrap(BINDING_GROUP, group, self) : binding_raise(status);
 }
 
+METHOD_O(group_set_tier) {
+    fcdp_group *group = binding_core(self);
+    PyObject *name = group ? PyUnicode_AsUTF8String(argument) : NULL;
+    fcdp_tier tier;
+    if (!name) return NULL;
+    bool is_tier = fcdp__tier_parse(PyBytes_AsString(name), &tier);
+    Py_DECREF(name);
+    if (!is_tier) return PyErr_Format(PyExc_ValueError, "no tier is called %R", argument);
+    fcdp_group_set_tier(group, tier);
+    Py_RETURN_NONE;
+}
+
 METHOD_NOARGS(group_allocate_host) {
     fcdp_group *group = binding_core(self);
     if (!group) return NULL;
@@ -293,11 +305,51 @@ METHOD_NOARGS(group_stats) {
     fcdp_group_stats s;
     Py_BEGIN_ALLOW_THREADS fcdp_group_stats_get(group, &s);
     Py_END_ALLOW_THREADS return Py_BuildValue(
-        "{s:s,s:n,s:n,s:K,s:K,s:K,s:K,s:K,s:K,s:s,s:N}", "name", s.name, "bytes", (Py_ssize_t)s.bytes,
+        "{s:s,s:n,s:n,s:K,s:K,s:K,s:K,s:K,s:K,s:s,s:N,s:s}", "name", s.name, "bytes", (Py_ssize_t)s.bytes,
         "trainable_bytes", (Py_ssize_t)s.trainable_bytes, "gathers_made", s.gathers.made, "gathers_avoided",
         s.gathers.avoided, "gathers_forward", s.gathers.forward, "gathers_backward", s.gathers.backward,
         "plain_bytes", s.plain_bytes, "gather_bytes", s.gather_bytes, "state", s.state, "in_file",
-        PyBool_FromLong(s.in_file));
+        PyBool_FromLong(s.in_file), "tier", fcdp__tier_name(s.tier));
+}
+
+/* A list of (name, trainable, frozen), for the caller to free(); the names are borrowed. NULL: an exception
+ * is set. */
+static fcdp_counted *counted_of(PyObject *list, uint32_t *n_out) {
+    Py_ssize_t n = PyList_Check(list) ? PyList_Size(list) : -1;
+    if (n < 0) return PyErr_SetString(PyExc_TypeError, "a list is expected"), NULL;
+    fcdp_counted *counted = calloc((size_t)n + 1, sizeof *counted);
+    if (!counted) return (fcdp_counted *)PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < n; i++) {
+        unsigned long long trainable, frozen;
+        if (!PyArg_ParseTuple(PyList_GetItem(list, i), "sKK", &counted[i].name, &trainable, &frozen)) {
+            free(counted);
+            return NULL;
+        }
+        counted[i].trainable = trainable;
+        counted[i].frozen = frozen;
+    }
+    *n_out = (uint32_t)n;
+    return counted;
+}
+
+FUNCTION(match_plan) {
+    PyObject *planned, *model, *result = NULL;
+    uint32_t n_regions, n_groups;
+    if (!PyArg_ParseTuple(args, "OO:match_plan", &planned, &model)) return NULL;
+    fcdp_counted *regions = counted_of(planned, &n_regions);
+    fcdp_counted *groups = regions ? counted_of(model, &n_groups) : NULL;
+    uint32_t *region_of = groups ? calloc((size_t)n_groups + 1, sizeof *region_of) : NULL;
+    if (groups && !region_of) PyErr_NoMemory();
+    if (region_of) {
+        fcdp_status status = fcdp__tiers_match(regions, n_regions, groups, n_groups, region_of);
+        result = status ? binding_raise(status) : PyList_New(n_groups);
+        for (uint32_t g = 0; result && !status && g < n_groups; g++)
+            PyList_SetItem(result, g, PyLong_FromUnsignedLong(region_of[g]));
+    }
+    free(regions);
+    free(groups);
+    free(region_of);
+    return result;
 }
 
 FUNCTION(refuse_restores) {
@@ -308,6 +360,12 @@ FUNCTION(refuse_restores) {
 }
 
 PyMethodDef methods_group[] = {
+    {"match_plan", match_plan, METH_VARARGS,
+     DOC("match_plan($module, regions, groups, /)",
+         "Find the groups of a model in a plan (FCDP_PLAN): by their names, or else by their numbers of\n"
+         "parameters.\n\n"
+         "regions, groups: a list of (name, trainable parameters, frozen ones). Returns the index of its\n"
+         "region for each group. Raises Error (ERR_INVALID), with the first difference.")},
     {"refuse_restores", refuse_restores, METH_VARARGS,
      DOC("refuse_restores($module, callable, /)",
          "For tests: a restore finds no device memory where callable(id of the group) is true. None:\n"
@@ -318,6 +376,11 @@ PyMethodDef methods_group[] = {
 /* ---- the type ---- */
 
 static PyMethodDef methods[] = {
+    {"set_tier", group_set_tier, METH_O,
+     DOC("set_tier($self, tier, /)",
+         "Say where the group lives between its uses; before attach(), and the same on every rank.\n\n"
+         "tier: \"policy\", or what a plan has of it: \"device\", \"host\", \"host-whole\", \"file\" or\n"
+         "\"gather\". Raises ValueError for another.")},
     {"allocate_host", group_allocate_host, METH_NOARGS,
      DOC("allocate_host($self, /)",
          "Take the group's block of the host memory that the node's ranks share; local rank 0 alone\n"
@@ -422,7 +485,8 @@ static PyMethodDef methods[] = {
      DOC("stats($self, /)",
          "What the group is and did so far: a dict with name, bytes, trainable_bytes, gathers_made,\n"
          "gathers_avoided, gathers_forward, gathers_backward, plain_bytes, gather_bytes (as\n"
-         "fcdp.stats() has them), and state: \"device\", \"host\", \"mixed\" or \"invalid\".")},
+         "fcdp.stats() has them), in_file, tier (set_tier()), and state: \"device\", \"host\", \"mixed\" or\n"
+         "\"invalid\".")},
     {NULL, NULL, 0, NULL},
 };
 

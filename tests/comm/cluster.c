@@ -178,6 +178,7 @@ static void member_make_group(member *m, uint32_t g) {
     char name[32];
     snprintf(name, sizeof name, "blocks.%u", g);
     assert_ok(fcdp_group_create(m->comm, name, spec->extents, spec->n_extents, &m->groups[g]));
+    fcdp_group_set_tier(m->groups[g], m->cluster->config.tiers[g]);
     fcdp_group_join(m->groups[g], m->tree);
 }
 

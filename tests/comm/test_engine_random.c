@@ -39,6 +39,9 @@ static cluster_config random_cluster(test_random *random) {
     bool may_spill = random_below(random, 4) == 0;
     config.spill_dir = may_spill ? "/tmp" : NULL;
     for (uint32_t g = 0; g < config.n_groups; g++) config.spilled[g] = may_spill && random_below(random, 2);
+    bool has_plan = random_below(random, 2);
+    for (uint32_t g = 0; g < config.n_groups && has_plan; g++)
+        config.tiers[g] = (fcdp_tier)random_below(random, FCDP_TIER_HOST_WHOLE + 1);
     bool alike = random_below(random, 2);
     config.deltas = config.host_computes && random_below(random, 4);
     config.alike = config.deltas && random_below(random, 4);
@@ -68,18 +71,19 @@ static void random_program(uint64_t seed, int round) {
     size_t extra = random_below(&own, 3) * random_below(&own, 4);
     size_t staging = 2 * config.packed_half_bytes / PAGE_BYTES + 1;
     config.device_budget_bytes = (cluster_most_pages(&config) + staging + extra) * PAGE_BYTES;
-    char spilled[CLUSTER_MAX_GROUPS + 1] = "";
+    char spilled[CLUSTER_MAX_GROUPS + 1] = "", tiers[CLUSTER_MAX_GROUPS + 1] = "";
     for (uint32_t g = 0; g < config.n_groups; g++) spilled[g] = config.spilled[g] ? 'F' : '-';
+    for (uint32_t g = 0; g < config.n_groups; g++) tiers[g] = "-dhw"[config.tiers[g]];
     print_message("round %d, seed %#llx: %u x %u, %u groups, restore %s, a copy per %s, mapping %s, %s "
                   "computes, %s, prefetch %d, "
-                  "agree %s, halves of %zu bytes, %zu + %zu pages, in files %s, %s\n",
+                  "agree %s, halves of %zu bytes, %zu + %zu pages, in files %s, tiers %s, %s\n",
                   round, (unsigned long long)seed, config.n_nodes, config.node_size, config.n_groups,
                   config.restore ? "whole" : "slice", config.host_copies ? "NUMA node" : "node",
                   config.mapping == FCDP_MAPPING_EXACT ? "exact" : "slots",
                   config.host_computes ? "host" : "device",
                   config.fingerprints ? "fingerprints" : "signals alone", config.prefetch,
                   config.agree ? "unshard" : "forward", config.packed_half_bytes,
-                  config.device_budget_bytes / PAGE_BYTES - extra, extra, spilled,
+                  config.device_budget_bytes / PAGE_BYTES - extra, extra, spilled, tiers,
                   !config.deltas ? "whole"
                   : config.alike ? "differences"
                                  : "too many differences");

@@ -40,28 +40,31 @@ static void more_room_or_more_tau_never_stops_keeping(void **state) {
     }
 }
 
-static void the_victim_is_idle_then_clean_then_furthest(void **state) {
+static void the_victim_is_idle_then_unplanned_then_clean_then_furthest(void **state) {
     (void)state;
     uint64_t rng = seed_choose("policy victim");
     fcdp_candidate c[12];
     for (int round = 0; round < 20000; round++) {
         size_t n = random_below(&rng, 13);
-        bool any = false, any_clean = false;
+        bool any = false, any_unplanned = false, any_clean = false;
         for (size_t i = 0; i < n; i++) {
             c[i] = (fcdp_candidate){random_below(&rng, 3), random_below(&rng, 20), random_below(&rng, 2),
-                                    random_below(&rng, 2)};
+                                    random_below(&rng, 2), random_below(&rng, 2)};
             bool eligible = c[i].bytes && !c[i].busy;
             any |= eligible;
-            any_clean |= eligible && c[i].clean;
+            any_unplanned |= eligible && !c[i].planned;
         }
+        for (size_t i = 0; i < n; i++)
+            any_clean |= c[i].bytes && !c[i].busy && c[i].planned == !any_unplanned && c[i].clean;
         size_t v = fcdp__policy_victim(c, n);
         if (!any) {
             assert_int_equal(v, n);
             continue;
         }
-        assert_true(v < n && c[v].bytes && !c[v].busy && c[v].clean == any_clean);
+        assert_true(v < n && c[v].bytes && !c[v].busy && c[v].planned == !any_unplanned &&
+                    c[v].clean == any_clean);
         for (size_t i = 0; i < n; i++)
-            if (c[i].bytes && !c[i].busy && c[i].clean == c[v].clean)
+            if (c[i].bytes && !c[i].busy && c[i].planned == c[v].planned && c[i].clean == c[v].clean)
                 assert_true(c[i].distance <= c[v].distance);
     }
 }
@@ -89,6 +92,22 @@ static void host_memory_goes_first_where_it_spares_most(void **state) {
     for (size_t i = 0; i < N; i++) assert_int_equal(claims[i].index, expected[i]);
 }
 
+static void what_a_plan_has_elsewhere_takes_no_host_memory(void **state) {
+    (void)state;
+    enum { N = 6 };
+    fcdp_host_claim claims[N] = {
+        {.bytes = 4096, .frozen_bytes = 4096, .index = 0, .tier = FCDP_TIER_GATHER},
+        {.bytes = 4096, .index = 1, .tier = FCDP_TIER_FILE},
+        {.bytes = 4096, .index = 2, .tier = FCDP_TIER_HOST_WHOLE},
+        {.bytes = 8192, .frozen_bytes = 8192, .index = 3, .tier = FCDP_TIER_FILE},
+        {.bytes = 4096, .frozen_bytes = 4096, .index = 4, .tier = FCDP_TIER_DEVICE},
+        {.bytes = 8192, .index = 5},
+    };
+    static const uint32_t expected[N] = {4, 5, 2, 1, 3, 0};
+    fcdp__policy_host_order(claims, N);
+    for (size_t i = 0; i < N; i++) assert_int_equal(claims[i].index, expected[i]);
+}
+
 /* No other choice that takes as little spares more than the first claims of the order do; and the order does
  * not depend on that of the arguments. */
 static void no_choice_of_as_many_bytes_spares_more(void **state) {
@@ -103,7 +122,8 @@ static void no_choice_of_as_many_bytes_spares_more(void **state) {
         for (uint32_t i = 0; i < n; i++) {
             size_t bytes = 1 + random_below(&rng, 12);
             size_t frozen = random_below(&rng, 2) ? random_below(&rng, bytes + 1) : 0;
-            claims[i] = (fcdp_host_claim){bytes * unit, frozen * unit, random_below(&rng, 3) == 0, i};
+            claims[i] = (fcdp_host_claim){bytes * unit, frozen * unit, random_below(&rng, 3) == 0, i,
+                                          FCDP_TIER_POLICY};
         }
         for (uint32_t i = 0; i < n; i++) again[i] = claims[n - 1 - i];
         fcdp__policy_host_order(claims, n);
@@ -294,8 +314,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tau_keeps_below_its_share_of_the_budget),
         cmocka_unit_test(more_room_or_more_tau_never_stops_keeping),
-        cmocka_unit_test(the_victim_is_idle_then_clean_then_furthest),
+        cmocka_unit_test(the_victim_is_idle_then_unplanned_then_clean_then_furthest),
         cmocka_unit_test(host_memory_goes_first_where_it_spares_most),
+        cmocka_unit_test(what_a_plan_has_elsewhere_takes_no_host_memory),
         cmocka_unit_test(no_choice_of_as_many_bytes_spares_more),
         cmocka_unit_test(a_period_is_found_as_by_hand),
         cmocka_unit_test(training_is_planned_at_most_a_twentieth_over_the_optimum),

@@ -10,6 +10,7 @@ typedef struct world {
     node n;
     group g[N_GROUPS];
     bool frozen;
+    bool stays[N_GROUPS]; /* FCDP_TIER_DEVICE: kept whatever is planned here */
 } world;
 
 static void world_open(world *w, size_t n_pages, bool frozen) {
@@ -40,7 +41,7 @@ static void use_begin(world *w, int i, bool fills) {
     group_acquire(g);
     fcdp__region_plan_use(region, fills ? 0 : bytes, fills ? bytes : 0, fills);
     if (fills)
-        region_fill(g, 0, TRAINABLE, fcdp__region_is_planned(region) ? FILL_KEPT : FILL_SLICE);
+        region_fill(g, 0, TRAINABLE, w->stays[i] || fcdp__region_is_planned(region) ? FILL_KEPT : FILL_SLICE);
     else if (!state_of(region).span[s].on_device)
         region_restore(g, 0, s, true);
     region_compute(g, 0, MS / 20);
@@ -48,7 +49,7 @@ static void use_begin(world *w, int i, bool fills) {
 
 static void use_end(world *w, int i) {
     fcdp_region_state state = state_of(w->g[i].regions[0]);
-    bool keeps = fcdp__region_is_planned(w->g[i].regions[0]);
+    bool keeps = w->stays[i] || fcdp__region_is_planned(w->g[i].regions[0]);
     if (!keeps && !state.span[FCDP_SPAN_TRAINABLE].stored && !state.span[FCDP_SPAN_TRAINABLE].whole)
         region_store_late(&w->g[i], 0, TRAINABLE);
     region_release(&w->g[i], 0, keeps);
@@ -172,6 +173,31 @@ static void memory_that_others_take_is_planned_around(void **state) {
     world_close(&w);
 }
 
+/* Regions with a tier of their own are no plan's here, and those of the device take its pages: the others are
+ * kept in what is left, as if the device had no more, and nothing is evicted. */
+static void what_has_a_tier_is_planned_around(void **state) {
+    (void)state;
+    enum { N_STAY = 3 };
+    for (size_t n_pages = WINDOW + N_STAY; n_pages <= N_GROUPS + WINDOW; n_pages++) {
+        world w;
+        world_open(&w, n_pages, true);
+        for (int i = 0; i < N_STAY + 1; i++) {
+            w.stays[i] = i < N_STAY;
+            fcdp__region_set_tier(w.g[i].regions[0], w.stays[i] ? FCDP_TIER_DEVICE : FCDP_TIER_HOST);
+        }
+        for (int i = 0; i < 6; i++) step_train(&w);
+        moves m = moves_of(&w, step_train);
+        size_t n_others = N_GROUPS - N_STAY, n_left = n_pages - N_STAY;
+        size_t n_loads = n_left > n_others ? 0 : 2 * (n_others - n_left), n_host = 2;
+        assert_in_range(m.n_loads, n_host, n_loads + n_host);
+        assert_moves(m, m.n_loads, 0);
+        assert_int_equal(period_of(&w), 2 * N_GROUPS);
+        for (int i = 0; i < N_STAY; i++) assert_true(state_of(w.g[i].regions[0]).kept);
+        assert_false(state_of(w.g[N_STAY].regions[0]).kept);
+        world_close(&w);
+    }
+}
+
 static void a_region_that_comes_or_goes_is_a_new_schedule(void **state) {
     (void)state;
     world w;
@@ -236,6 +262,7 @@ int main(void) {
         cmocka_unit_test(frozen_groups_are_kept_across_steps),
         cmocka_unit_test(another_phase_is_learned),
         cmocka_unit_test(memory_that_others_take_is_planned_around),
+        cmocka_unit_test(what_has_a_tier_is_planned_around),
         cmocka_unit_test(a_region_that_comes_or_goes_is_a_new_schedule),
         cmocka_unit_test(uses_in_no_order_are_right),
         cmocka_unit_test(a_long_period_is_forgotten_and_found),

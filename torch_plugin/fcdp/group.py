@@ -272,7 +272,7 @@ def attach(shards: Shards, described: list[Description]) -> tuple[list[Group | N
     try:
         for name, _, specs, _, _ in described:
             handles.append(shards.comm.create_group(name, specs))
-        order = shards.comm.host_order(handles, stays)
+        order, _, _ = shards.comm.host_order(handles, stays)
     except _fcdp.Error as error:
         problem = error.with_traceback(None)
     shards.raise_together(problem)

@@ -1,0 +1,148 @@
+/* Groups with a tier of their own (tiering/tiers.h): each lives where its tier says, whatever FCDP_TAU and
+ * FCDP_RESTORE are, beside groups that policy has; every byte is checked in every use. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+
+#include "tests/comm/engine_world.h"
+
+enum { N_GROUPS = 6, N_STEPS = 3 };
+
+static cluster_config make_config(fcdp_tier tier, uint32_t node_size, double tau) {
+    cluster_config config = {.n_nodes = 2,
+                             .node_size = node_size,
+                             .n_groups = N_GROUPS,
+                             .mapping = FCDP_MAPPING_SLOTS,
+                             .prefetch = 1,
+                             .fingerprints = true,
+                             .device_budget_bytes = 40 * (size_t)PAGE_BYTES,
+                             .spill_dir = "/tmp"};
+    for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = tau;
+    for (uint32_t g = 0; g < N_GROUPS; g++) { /* frozen, trainable, both */
+        config.groups[g] = (group_spec){2, {{150000 + g, g % 3 != 1}, {66001, g % 3 == 0}}};
+        config.tiers[g] = tier;
+        config.spilled[g] = tier == FCDP_TIER_FILE;
+    }
+    return config;
+}
+
+/* Steps of training; at its end all groups have been released by a backward. */
+static void job_body(member *m, void *arg) {
+    (void)arg;
+    for (uint32_t g = 0; g < N_GROUPS; g++) MUST(!member_step(m, g, all_extents, true));
+    for (int pass = 0; pass < 2 * N_STEPS; pass++) {
+        if (pass % 2)
+            member_begin_backward(m);
+        else
+            member_begin_forward(m);
+        if (pass > 0 && pass % 2 == 0) member_step_trainable(m);
+        for (uint32_t k = 0; k < N_GROUPS; k++) {
+            uint32_t g = pass % 2 ? N_GROUPS - 1 - k : k;
+            MUST(!member_unshard(m, g, pass % 2 ? UNSHARD_BACKWARD : UNSHARD_FORWARD));
+            MUST(!member_use(m, g));
+            MUST(!member_reshard(m, g, false));
+        }
+    }
+    MUST(!fcdp__driver_stream_sync(m->engine->drv, m->stream));
+    MUST(!fcdp_engine_drain(m->engine));
+    MUST(!m->wrong[0]);
+}
+
+static bool is_kept(const member *m, uint32_t g) {
+    fcdp_region_state state;
+    fcdp__region_state(m->groups[g]->region, &state);
+    return state.kept;
+}
+
+static const fcdp_tier tiers[] = {FCDP_TIER_DEVICE, FCDP_TIER_HOST, FCDP_TIER_HOST_WHOLE, FCDP_TIER_FILE};
+
+/* The options ask for the opposite: tau 1 keeps what is to be in host memory, and tau 0 nothing. */
+static void test_a_tier_goes_before_the_options(void **state) {
+    (void)state;
+    for (size_t t = 0; t < sizeof tiers / sizeof *tiers; t++)
+        for (int way = 0; way < 4; way++) {
+            cluster_config config = make_config(tiers[t], 2, tiers[t] == FCDP_TIER_DEVICE ? 0 : 1);
+            config.restore = way & 1 ? FCDP_RESTORE_WHOLE : FCDP_RESTORE_SLICE;
+            config.host_computes = way & 2;
+            cluster *c = start(&config);
+            cluster_run(c, job_body, NULL);
+            cluster_check_launches(c, true);
+            EVERY_MEMBER(c, m) {
+                fcdp_engine_stats stats;
+                fcdp_engine_stats_get(m->engine, &stats);
+                for (uint32_t g = 0; g < N_GROUPS; g++) {
+                    assert_int_equal(is_kept(m, g), tiers[t] == FCDP_TIER_DEVICE);
+                    fcdp_group_stats of;
+                    fcdp_group_stats_get(m->groups[g], &of);
+                    assert_int_equal(of.tier, tiers[t]);
+                }
+                bool slices = tiers[t] == FCDP_TIER_HOST || tiers[t] == FCDP_TIER_FILE;
+                assert_int_equal(stats.moves.n_slice_loads > 0, slices);
+                assert_int_equal(stats.moves.n_whole_loads > 0, tiers[t] == FCDP_TIER_HOST_WHOLE);
+            }
+            end(c);
+        }
+}
+
+/* All tiers in one job, and what it sends between nodes is what it sends without any. */
+static void test_tiers_send_no_more_between_nodes(void **state) {
+    (void)state;
+    for (int way = 0; way < 4; way++) {
+        uint64_t crossed[2];
+        for (int planned = 0; planned < 2; planned++) {
+            cluster_config config = make_config(FCDP_TIER_POLICY, way & 1 ? 3 : 1, way >> 1);
+            config.host_computes = way & 2;
+            for (uint32_t g = 0; g < N_GROUPS && planned; g++) {
+                config.tiers[g] = g < 4 ? tiers[g] : FCDP_TIER_POLICY;
+                config.spilled[g] = config.tiers[g] == FCDP_TIER_FILE;
+            }
+            cluster *c = start(&config);
+            cluster_run(c, job_body, NULL);
+            cluster_check_launches(c, true);
+            EVERY_MEMBER(c, m) if (planned) assert_true(is_kept(m, 0) && !is_kept(m, 1));
+            crossed[planned] = sent(c);
+            end(c);
+        }
+        assert_int_equal(crossed[0], crossed[1]);
+    }
+}
+
+/* With four pages, of one region each: those that policy keeps give way, and the plan's stay. */
+static void test_what_a_plan_keeps_goes_last(void **state) {
+    (void)state;
+    cluster_config config = make_config(FCDP_TIER_POLICY, 2, 1);
+    config.prefetch = 0;
+    config.device_budget_bytes = 4 * (size_t)PAGE_BYTES;
+    config.tiers[2] = config.tiers[3] = FCDP_TIER_DEVICE;
+    cluster *c = start(&config);
+    cluster_run(c, job_body, NULL);
+    cluster_check_launches(c, true);
+    EVERY_MEMBER(c, m) {
+        fcdp_engine_stats stats;
+        fcdp_engine_stats_get(m->engine, &stats);
+        assert_true(stats.moves.n_evictions > 0);
+        for (uint32_t g = 0; g < N_GROUPS; g++) {
+            bool is_planned = g == 2 || g == 3;
+            if (is_planned) assert_true(is_kept(m, g));
+        }
+        /* tensors may have them all the same */
+        assert_true(fcdp__tiering_reclaim(m->engine->tiering, 4) >= 4);
+        assert_false(is_kept(m, 2) || is_kept(m, 3));
+    }
+    end(c);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_tier_goes_before_the_options),
+        cmocka_unit_test(test_tiers_send_no_more_between_nodes),
+        cmocka_unit_test(test_what_a_plan_keeps_goes_last),
+    };
+    cmocka_set_test_filter(getenv("TEST_FILTER"));
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
