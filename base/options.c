@@ -44,6 +44,10 @@ typedef struct option_parser {
       "as many as fit of those that are needed soonest, once the order of uses is known; auto: next-use "    \
       "where FCDP allocates the device's tensors and FCDP_TAU is not set, else tau",                         \
       FIELD(CHOICE, policy, 0, 0))                                                                           \
+    X(USER, "FCDP_PLAN", "path", "",                                                                         \
+      "a plan that fcdp-plan search has written: where each group lives between its uses. It goes before "   \
+      "FCDP_TAU, FCDP_POLICY and FCDP_RESTORE; if it is of another model, they decide",                      \
+      FIELD(PATH, plan, 0, 0))                                                                               \
     X(USER, "FCDP_DEVICE_BUDGET", BYTES_VALUES, "0",                                                         \
       "device memory for gathered parameters, and for tensors if FCDP allocates them; 0: what is free at "   \
       "start, less FCDP_HEADROOM",                                                                           \

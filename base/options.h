@@ -88,6 +88,8 @@ typedef struct fcdp_options {
     char cache_dir[FCDP_OPTION_PATH_BYTES];
     /* FCDP_SPILL_DIR: groups for which host memory has no room; "": none */
     char spill_dir[FCDP_OPTION_PATH_BYTES];
+    /* FCDP_PLAN: where each group lives (tiering/tiers.h), for the program to read; "": policy decides */
+    char plan[FCDP_OPTION_PATH_BYTES];
     size_t cache_bytes; /* FCDP_CACHE_SIZE, of all files there; 0: half of what the disk has free */
 } fcdp_options;
 

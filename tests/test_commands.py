@@ -750,6 +750,7 @@ SHELL = {
     "fcdp-plan compare gpt.json --link 25gbit --over nodes": plans,
     "fcdp-plan compare gpt.json --link 25gbit --svg modes.svg --html modes.html": plans,
     "fcdp-plan search gpt.json --link 25gbit": plans,
+    "fcdp-plan search gpt.json --link 25gbit -o plan.json": plans,
     "fcdp-plan paper": plans,
     "fcdp-memtrace serve": serves,
     "so=$(python -c 'from fcdp import _fcdp; print(_fcdp.__file__)')": is_not_tried,

@@ -86,9 +86,11 @@ def stats() -> dict[str, Any]:
     Keys:
 
     - ``enabled``, ``driver`` ("sim" or "cuda"), ``policy`` ("tau" or "next-use": what decides which groups
-      stay on the device), ``topology`` (nodes, ranks_per_node, node, local_rank) and
+      stay on the device, of groups that have no plan), ``topology`` (nodes, ranks_per_node, node, local_rank) and
       ``transport`` ("nccl" or "gloo", what carries its collectives) of the first shard group served; None
       before the first gather;
+    - ``plan``: of FCDP_PLAN, None without: its path, followed (it is some model's), and difference: why it is
+      not another model's, or None;
     - ``collectives``: kind -> calls, inter_bytes_sent, intra_bytes_sent; kinds: gather, restore, agree
       (FCDP's own), plain_gather, reduce_scatter (FSDP's, counted from their sizes and a ring over the
       ranks; with FCDP_REDUCE=hierarchical what its two steps send);
@@ -104,7 +106,8 @@ def stats() -> dict[str, Any]:
       micro-batch that is synchronised; rounding_error: with FCDP_REDUCE_DTYPE, what rounding took from what
       was sent (root of the ratio of their squares, of each 16th reduction), or None;
     - ``groups``: one dict per parameter group: name, id (no other group of this process has it), bytes, of
-      those trainable_bytes, gathers_made, gathers_avoided, state, in_file (FCDP_SPILL_DIR), ranks_per_node, and
+      those trainable_bytes, gathers_made, gathers_avoided, state, in_file (FCDP_SPILL_DIR), tier (the
+      plan's "device", "host", "host-whole" or "file"; "policy" without one), ranks_per_node, and
       plain_bytes and gather_bytes as in ``saved``;
     - ``device_bytes``, ``host_bytes``: current and peak of gathered parameters; host bytes are the node's;
     - ``asleep_bytes``: of tensors whose pages are away (``sleep()``);

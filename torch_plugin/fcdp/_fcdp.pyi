@@ -89,6 +89,7 @@ class _Options(TypedDict):
     reduce: int
     reduce_dtype: int
     host_copies: int
+    plan: str
 
 class _Topology(TypedDict):
     nodes: int

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fcdp import OptionError, bypassed, settings, shard_groups
+from fcdp import OptionError, bypassed, planned, settings, shard_groups
 from fcdp.c10d import Shards, Unsupported
 from fcdp.group import Description, Group, attach
 from fcdp.tree import Tree
@@ -30,7 +30,7 @@ class Framework:
     name: Callable[[Any], str]
     describe: Callable[[Any], Description]
     take: Callable[[Any, Group, torch.device], None]  # it is served from here on
-    parameters: Callable[[Any], Iterable[tuple[int, bool]]]  # gathered bytes, requires_grad
+    parameters: Callable[[Any], Iterable[tuple[int, int, bool]]]  # elements, gathered bytes of each, requires_grad
 
 
 def tree_of(param_group: Any) -> Tree:
@@ -70,7 +70,7 @@ def adopt(
     if serve:
         served = (param_group.__dict__.get("_fcdp") for param_group in param_groups)
         beside = next((group.shards for group in served if group is not None), None)
-        _serve(fsdp, serve, process_group, device, gather, beside)
+        _serve(fsdp, serve, param_groups, process_group, device, gather, beside)
     report(fsdp, param_groups)
 
 
@@ -85,7 +85,20 @@ def _size(fsdp: Framework, param_group: Any) -> tuple[int, int] | None:
         parameters = list(fsdp.parameters(param_group))
     except Exception:
         return None
-    return sum(n for n, _ in parameters), sum(n for n, is_trainable in parameters if is_trainable)
+    return sum(n * size for n, size, _ in parameters), sum(n * size for n, size, trainable in parameters if trainable)
+
+
+def _counted(fsdp: Framework, param_groups: list[Any]) -> list[tuple[str, int, int]] | None:
+    """Of each its name, trainable and frozen parameters; None as in _size."""
+    out = []
+    for param_group in param_groups:
+        try:
+            parameters = list(fsdp.parameters(param_group))
+        except Exception:
+            return None
+        trainable = sum(n for n, _, is_trainable in parameters if is_trainable)
+        out.append((fsdp.name(param_group), trainable, sum(n for n, *_ in parameters) - trainable))
+    return out
 
 
 def report(fsdp: Framework, param_groups: list[Any]) -> None:
@@ -97,15 +110,21 @@ def report(fsdp: Framework, param_groups: list[Any]) -> None:
 def _serve(
     fsdp: Framework,
     serve: list[Any],
+    param_groups: list[Any],
     process_group: dist.ProcessGroup,
     device: torch.device,
     gather: Callable[[], None],
     beside: Shards | None,
 ) -> None:
-    """All of them, those for which host memory has room, or none. Collective. `beside`: of groups of the same tree."""
+    """All of `serve`, those for which host memory has room, or none. Collective. `param_groups`: all of the tree.
+    `beside`: of groups of the same tree."""
     try:
         shards = shard_groups.connect(process_group, device, gather, beside)
-        groups, no_room = attach(shards, [fsdp.describe(param_group) for param_group in serve])
+        prefetch = settings.options["prefetch"]
+        found = planned.tiers(len(param_groups), lambda: _counted(fsdp, param_groups), prefetch)
+        tier_of = dict(zip(map(id, param_groups), found))
+        tiers = planned.agreed(shards, [tier_of[id(param_group)] for param_group in serve])
+        groups, no_room = attach(shards, [fsdp.describe(param_group) for param_group in serve], tiers)
     except OptionError:  # the job stops; whoever catches it and goes on meets it again
         for param_group in serve:
             del param_group._fcdp
@@ -114,9 +133,9 @@ def _serve(
         for param_group in serve:
             bypass(fsdp, param_group, str(error))
         return
-    for param_group, group in zip(serve, groups):
+    for param_group, group, tier in zip(serve, groups, tiers):
         if group is None:
-            bypass(fsdp, param_group, no_room)
+            bypass(fsdp, param_group, planned.GATHERED if tier == planned.GATHER else no_room)
             continue
         param_group._fcdp = group
         fsdp.take(param_group, group, device)

@@ -236,9 +236,9 @@ def _take(handle: Any, group: Group, device: torch.device) -> None:
     of.map(group.tensors([of.dtype] * group.n, device))
 
 
-def _parameters(handle: Any) -> Iterator[tuple[int, bool]]:
+def _parameters(handle: Any) -> Iterator[tuple[int, int, bool]]:
     of = _Flat(handle)
-    return ((length * of.dtype.itemsize, bool(is_trainable)) for length, is_trainable in of._parts())
+    return ((length, of.dtype.itemsize, bool(is_trainable)) for length, is_trainable in of._parts())
 
 
 _FSDP1 = adopt.Framework(

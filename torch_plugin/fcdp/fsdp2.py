@@ -306,10 +306,10 @@ def _process_group(param_group: Any) -> Any:
     return None if waits else param_group.mesh_info.shard_process_group
 
 
-def _parameters(param_group: Any) -> Iterator[tuple[int, bool]]:
+def _parameters(param_group: Any) -> Iterator[tuple[int, int, bool]]:
     for fsdp_param in param_group.fsdp_params:
         dtype = fsdp_param.param_dtype or fsdp_param.orig_dtype
-        yield fsdp_param._orig_size.numel() * dtype.itemsize, fsdp_param.sharded_param.requires_grad
+        yield fsdp_param._orig_size.numel(), dtype.itemsize, fsdp_param.sharded_param.requires_grad
 
 
 _FSDP2 = adopt.Framework(

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fcdp import _fcdp, steps, words
+from fcdp import _fcdp, planned, steps, words
 from fcdp.c10d import Shards, Unsupported
 from fcdp.failures import call
 from fcdp.released import Storages
@@ -263,24 +263,41 @@ class Group:
         self.handle.ask_again()
 
 
-def attach(shards: Shards, described: list[Description]) -> tuple[list[Group | None], str]:
-    """Groups for them; None for those for which some node has no host memory, nor room in FCDP_SPILL_DIR, and why. The
-    same ones on every rank: a collective of the shard group. Raises Unsupported if it serves none."""
+def attach(shards: Shards, described: list[Description], tiers: list[str]) -> tuple[list[Group | None], str]:
+    """Groups for them; None for those of the tier "gather" and for those for which some node has no host memory, nor
+    room in FCDP_SPILL_DIR, and why. The same ones on every rank: a collective of the shard group. Raises Unsupported if
+    it serves none. `tiers`: of each, the same on every rank."""
     handles: list[_fcdp.Group | None] = []
-    order, ahead, problem = [], True, None
+    order, files, ahead, problem = [], [], True, None
     stays = bytes(stays for *_, stays in described)
+    if planned.FILE in tiers and shards.agree(b"\0" if options["spill_dir"] else b"\1") != b"\0":
+        planned.say("has groups in files, and FCDP_SPILL_DIR is not set; so policy decides where these live")
+        tiers = [planned.POLICY if tier == planned.FILE else tier for tier in tiers]
     try:
-        for name, _, specs, _, _ in described:
-            handles.append(shards.comm.create_group(name, specs))
-        order, _, _ = shards.comm.host_order(handles, stays)
+        for one, tier in zip(described, tiers):
+            handles.append(_create(shards, one, tier))
+        order, files, gathered = shards.comm.host_order(handles, stays)
+        for i in gathered:
+            handles[i] = None
     except _fcdp.Error as error:
         problem = error.with_traceback(None)
     shards.raise_together(problem)
-    offsets, left, why = _take_host_memory(shards, handles, order)
-    in_file, why = _take_files(shards, handles, described, left, why)
+    in_file, why = _take_files(shards, handles, described, tiers, files, "")
+    refused = [i for i in files if i not in in_file]
+    if refused:  # by some rank's disk: they have no plan, then
+        planned.say(f"has groups in files for which there is no room ({why}); so policy decides where these live")
+        try:
+            for i in refused:
+                handles[i] = _create(shards, described[i], planned.POLICY)
+        except _fcdp.Error as error:
+            problem = error.with_traceback(None)
+        shards.raise_together(problem)
+    offsets, left, why = _take_host_memory(shards, handles, order + refused)
+    more, why = _take_files(shards, handles, described, tiers, left, why)
+    in_file += more
     attached = [i for i, handle in enumerate(handles) if handle is not None]
     if not attached:
-        raise Unsupported(why)
+        raise Unsupported(why or planned.GATHERED)
     try:
         ahead = shards.comm.fits([handles[i] for i in attached], bytes(stays[i] for i in attached))
     except _fcdp.Error as error:
@@ -306,6 +323,13 @@ def attach(shards: Shards, described: list[Description]) -> tuple[list[Group | N
     return made, why
 
 
+def _create(shards: Shards, described: Description, tier: str) -> _fcdp.Group:
+    name, _, specs, _, _ = described
+    handle = shards.comm.create_group(name, specs)
+    handle.set_tier(tier)
+    return handle
+
+
 def _take_host_memory(
     shards: Shards, handles: list[_fcdp.Group | None], order: list[int]
 ) -> tuple[array[int], list[int], str]:
@@ -316,7 +340,7 @@ def _take_host_memory(
     Each node's leader takes blocks up to the first one that it is refused. The first refusal of all nodes counts, and
     leaves out the later groups that are as large as well: each node holds what came before it, and that stays. So
     there are at most as many rounds as groups have sizes; one, where all fit."""
-    sizes = [handle.stats()["bytes"] for handle in handles]
+    sizes = [handle.stats()["bytes"] if handle is not None else 0 for handle in handles]
     offsets, why = array("Q", [0]) * len(handles), ""
     taken: set[int] = set()
     left_out: list[int] = []
@@ -346,7 +370,12 @@ def _take_host_memory(
 
 
 def _take_files(
-    shards: Shards, handles: list[_fcdp.Group | None], described: list[Description], left: list[int], why: str
+    shards: Shards,
+    handles: list[_fcdp.Group | None],
+    described: list[Description],
+    tiers: list[str],
+    left: list[int],
+    why: str,
 ) -> tuple[list[int], str]:
     """New handles for the groups that are left, each in a file of every rank's (FCDP_SPILL_DIR), as far as all ranks
     have room: which ones. Also returned: why the first one has none, where every rank was given a directory."""
@@ -355,9 +384,8 @@ def _take_files(
         return [], why
     refused, text = bytearray(len(left)), ""
     for place, i in enumerate(left):
-        name, _, specs, _, _ = described[i]
         try:
-            handles[i] = shards.comm.create_group(name, specs)
+            handles[i] = _create(shards, described[i], tiers[i])
             handles[i].attach_file()
         except _fcdp.Error as error:
             refused[place], text = 1, text or str(error.args[0])

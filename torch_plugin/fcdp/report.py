@@ -20,6 +20,7 @@ def _nothing_yet() -> dict[str, Any]:
         "enabled": False,
         "driver": None,
         "policy": None,
+        "plan": None,
         "topology": None,
         "transport": None,
         "collectives": {},
@@ -50,12 +51,13 @@ def stats() -> dict[str, Any]:
     settings = sys.modules.get("fcdp.settings")
     if settings is None or not settings.options:
         return out
-    from fcdp import _fcdp, bypassed, group, plain, reduce, shard_groups, whole
+    from fcdp import _fcdp, bypassed, group, plain, planned, reduce, shard_groups, whole
     from fcdp.runtime import runtime
 
     out |= {
         "reductions": reduce.counts(),
         "enabled": True,
+        "plan": dict(planned.state) if planned.state else None,
         "collectives": {kind: _counts(values) for kind, values in plain.counts.items()},
         "gathers": out["gathers"] | {"plain": plain.counts["plain_gather"][0]},
         "wholes": {
@@ -110,7 +112,7 @@ _has_said = False  # that it serves
 def say_once() -> None:
     """One line from rank 0 when the first step is over, since a killed job never reaches its exit."""
     global _has_said
-    from fcdp import bypassed, group, steps
+    from fcdp import bypassed, group, planned, steps
     from fcdp.runtime import runtime
     from fcdp.settings import options
     from fcdp.tree import in_backward
@@ -132,8 +134,9 @@ def say_once() -> None:
         f", {_human(cached)} of parameters; plain FSDP gathers the other {_human(again)} at each use" if again else ""
     )
     files = f", {len(in_file)} of them ({_human(sum(in_file))}) in FCDP_SPILL_DIR" if in_file else ""
+    plan = ", as its plan says" if planned.state and planned.state["followed"] else ""
     words.say(
-        f"serving {n} of {n + len(bypassed.groups)} groups{files}{parts}; gathers sent {abs(share):.0f} % {'less' if share >= 0 else 'more'} "
+        f"serving {n} of {n + len(bypassed.groups)} groups{files}{parts}{plan}; gathers sent {abs(share):.0f} % {'less' if share >= 0 else 'more'} "
         "between nodes so far"
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
-from fcdp import OptionError, _fcdp, tensors, words
+from fcdp import OptionError, _fcdp, planned, tensors, words
 
 options: dict[str, Any] = {}  # as last read; empty: FSDP has not been imported
 
@@ -24,13 +24,14 @@ def _variables() -> dict[str, str]:
 
 
 def load() -> None:
-    """Raises OptionError for a malformed FCDP_* variable."""
+    """Raises OptionError for a malformed FCDP_* variable, or plan."""
     global _read
     if _settled:
         return
     try:
-        options.update(_fcdp.options_load())
-    except _fcdp.Error as error:
+        found: dict[str, Any] = {**_fcdp.options_load()}
+        options.update(found | {"plan_digest": planned.read(found["plan"])})
+    except (_fcdp.Error, OptionError) as error:
         _print_refusals_in_a_line()
         raise OptionError(error.args[0]) from None
     words.level = options["log"]
