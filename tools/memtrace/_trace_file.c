@@ -1,5 +1,6 @@
 /* _trace_file.c - the module's functions of a file. */
 #include "tools/memtrace/_trace.h"
+#include "tools/memtrace/each.h"
 #include "tools/memtrace/kinds.h"
 
 #define FILE_CAPSULE "fcdp_memtrace.file"
@@ -99,9 +100,65 @@ static PyObject *file_processes(PyObject *self, PyObject *handle) {
     return list;
 }
 
+/* The regions that the process's states know, an object again in each: what changes is that state's. */
+static PyObject *file_regions(PyObject *self, PyObject *args) {
+    PyObject *handle;
+    Py_ssize_t process;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "On:file_regions", &handle, &process)) return NULL;
+    memtrace_file *file = trace_file(handle);
+    PyObject *list = file ? PyList_New(0) : NULL;
+    for (size_t i = 0; list && i < memtrace_file_summary(file).n_chunks; i++) {
+        memtrace_state state;
+        const fcdp_trace_chunk *chunk = memtrace_file_chunk(file, i);
+        bool says = chunk->type == FCDP_CHUNK_STATE || chunk->type == FCDP_CHUNK_END;
+        if (!says || chunk->process != (size_t)process || !memtrace_file_state(file, i, &state)) continue;
+        for (size_t k = 0; list && k < state.state.n_objects; k++) {
+            uint32_t number;
+            const fcdp_trace_object *o = memtrace_state_object(&state, k, &number);
+            PyObject *region = Py_BuildValue("{s:I,s:N,s:K,s:K}", "number", number, "name",
+                                             trace_text(o->name), "bytes", (unsigned long long)o->bytes,
+                                             "trainable_bytes", (unsigned long long)o->trainable_bytes);
+            if (!trace_append(list, region)) Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+typedef struct listing {
+    PyObject *list; /* NULL: there was no memory */
+} listing;
+
+static bool list_event(void *context, size_t process, size_t chunk, const fcdp_trace_event *e) {
+    listing *l = context;
+    const memtrace_kind *kind = memtrace_kind_of(e->kind);
+    const memtrace_cause *cause = e->cause ? memtrace_cause_of(e->cause) : NULL;
+    (void)process, (void)chunk;
+    if (kind && !trace_append(l->list, Py_BuildValue("(KKssIiI)", e->time_ns, e->duration_ns, kind->name,
+                                                     cause ? cause->name : "", e->object,
+                                                     (e->flags & FCDP_TRACE_BACKWARD) != 0, e->step)))
+        Py_CLEAR(l->list);
+    return l->list != NULL;
+}
+
+static PyObject *file_events(PyObject *self, PyObject *args) {
+    PyObject *handle;
+    Py_ssize_t process;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "On:file_events", &handle, &process)) return NULL;
+    memtrace_file *file = trace_file(handle);
+    listing l = {file ? PyList_New(0) : NULL};
+    if (l.list) memtrace_each(file, process, list_event, &l);
+    return l.list;
+}
+
 PyMethodDef trace_methods_file[] = {
     {"file_open", file_open, METH_VARARGS, NULL},
     {"file_summary", file_summary, METH_O, NULL},
     {"file_processes", file_processes, METH_O, NULL},
+    {"file_regions", file_regions, METH_VARARGS,
+     "(file, process) -> of each state that was recorded, its regions: number, name, bytes, trainable_bytes"},
+    {"file_events", file_events, METH_VARARGS,
+     "(file, process) -> [(time_ns, duration_ns, kind, cause, object, is backward, step)], in its order"},
     {NULL, NULL, 0, NULL},
 };
