@@ -37,7 +37,7 @@ for module in [*model, model]:
     if hasattr(module, "set_force_sum_reduction_for_comms"):  # gloo has no average
         module.set_force_sum_reduction_for_comms(True)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(3):
+for _ in range(4):
     model(torch.ones(2, 64)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -134,9 +134,12 @@ SHAPE = {
 }
 CLUSTER = {
     *("--cluster", "--nodes", "--gpus", "--link", "--latency", "--gpu-memory", "--host-memory"),
-    *("--pcie", "--node-link", "--disk", "--teraflops", "--trees"),
+    *("--pcie", "--node-link", "--disk", "--teraflops", "--trees", "--speed"),
 }
-SCHEDULE = {"--prefetch", "--micro-batches", "--jitter", "--transport", "--no-overlap", "--differences"}
+SCHEDULE = {
+    *("--prefetch", "--micro-batches", "--jitter", "--transport", "--no-overlap", "--differences"),
+    "--on-cpus",
+}
 OPTIONS = {
     "fcdp-doctor": {
         *HELP,
@@ -156,6 +159,11 @@ OPTIONS = {
     "fcdp-plan": {*HELP, "--version"},
     "fcdp-plan batch": {*HELP, *SHAPE, *CLUSTER, "--json"},
     "fcdp-plan describe": {*HELP, *SHAPE, "--batch", "-o", "--output", "--schema"},
+    "fcdp-plan profile": {
+        *HELP,
+        *("-o", "--output", "--trace", "--dtype"),
+        *("--nodes", "--ranks", "--steps", "--timeout", "--batch"),  # tests/plan/test_profile.py
+    },
     "fcdp-plan compare": {*HELP, *CLUSTER, *SCHEDULE, "--over", "--json", "--svg", "--html"},
     "fcdp-plan search": {*HELP, *CLUSTER, *SCHEDULE, "--device-budget", "--batches", "--json", "-o", "--output"},
     "fcdp-plan paper": {*HELP, "--json"},
@@ -208,6 +216,9 @@ WRONG = {
         (["batch", "--nodes", "0"], "'0' is no whole number that is 1 or larger"),
         (["batch", "--dtype", "int8"], "invalid choice: 'int8'"),
         (["compare"], "required: PROFILE"),
+        (["compare", "x", "--speed", "0"], "'0' is no number of times that is 0.001 or larger"),
+        (["profile", "--steps", "3", "--", "train.py"], "'3' is no whole number that is 5 or larger"),
+        (["profile", "--dtype", "int8"], "invalid choice: 'int8'"),
         (["compare", "x", "--over", "time"], "invalid choice: 'time'"),
         (["search", "x", "--prefetch", "9"], "invalid choice: 9"),
         (["search", "x", "--device-budget", "much"], "much: expected bytes"),
@@ -522,16 +533,16 @@ def test_memtrace_on_a_recorded_job(trace, tmp_path):
 GPT = "--layers 40 --hidden 4800 --heads 40 --vocab 50257"
 
 
-def plan_runs(folder):
+def plan_runs(folder, trace):
     """Of each subcommand: arguments, and what they must show. tests/plan/test_plan.py looks at the figures."""
     profile, config, out = folder / "gpt.json", folder / "config.json", folder / "out"
     config.write_text(json.dumps({"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100, "model_type": "gpt2"}))
     shape = f"{GPT} --sequence 256 --lora-rank 4 --recompute --scores --dtype float32"
     cluster = (
         "--cluster h100 --nodes 4 --gpus 4 --link 25gbit --latency 80us --gpu-memory 80GB --host-memory 1TB "
-        "--pcie 50gbyte --node-link 300gbyte --disk 5gbyte --teraflops 300 --trees"
+        "--pcie 50gbyte --node-link 300gbyte --disk 5gbyte --teraflops 300 --trees --speed 2"
     )
-    schedule = "--prefetch 2 --micro-batches 2 --jitter 1 --transport gloo --no-overlap --differences 0.5"
+    schedule = "--prefetch 2 --micro-batches 2 --jitter 1 --transport gloo --no-overlap --differences 0.5 --on-cpus"
     return {
         "batch": [
             (f"{GPT} --cluster a40 --nodes 2 --json", '{"ZeRO-3": 256, "ZeRO++": 128, "FCDP": 256}\n'),
@@ -543,6 +554,10 @@ def plan_runs(folder):
             (f"{shape} --output {out}", ""),
             (f"--config {config}", '"embedding"'),
             ("--schema", "json-schema.org"),
+        ],
+        "profile": [
+            (f"--trace {trace} -o {out}", ""),
+            (f"--trace {trace} --output {out} --dtype float32", ""),
         ],
         "compare": [
             (f"{profile} {cluster} {schedule} --over batch", "FCDP device"),
@@ -556,17 +571,19 @@ def plan_runs(folder):
     }
 
 
-@pytest.mark.slow  # 20 commands
-def test_the_planner_with_every_option(tmp_path):
-    runs = plan_runs(tmp_path)
+@pytest.mark.slow  # 22 commands
+def test_the_planner_with_every_option(trace, tmp_path):
+    runs = plan_runs(tmp_path, trace)
     assert {f"fcdp-plan {name}" for name in runs} == {name for name in OPTIONS if name.startswith("fcdp-plan ")}
     for subcommand, cases in runs.items():
         for arguments, said in cases:
             done = command("fcdp-plan", subcommand, *arguments.split())
             assert done.returncode == 0 and said in done.stdout, (subcommand, arguments, done.stdout, done.stderr)
         given = {word for arguments, _ in cases for word in arguments.split()}
-        drawn = {"--svg", "--html"}  # by a snippet of docs/plan.md
-        assert OPTIONS[f"fcdp-plan {subcommand}"] - HELP - drawn <= given, subcommand
+        elsewhere = {"--svg", "--html"}  # by a snippet of docs/plan.md
+        if subcommand == "profile":  # by tests/plan/test_profile.py, of a job
+            elsewhere |= {"--nodes", "--ranks", "--steps", "--timeout", "--batch"}
+        assert OPTIONS[f"fcdp-plan {subcommand}"] - HELP - elsewhere <= given, subcommand
 
 
 # ---- the documents ----
@@ -735,6 +752,15 @@ def is_shown_to_the_lab(folder, line):
     assert done.returncode == 2 and "no such script: nowhere/" in done.stderr, done.stderr
 
 
+def is_shown_to_the_planner(folder, line):
+    """tests/plan/test_profile.py measures a job; that these options can be read is seen from what is said of a file that is
+    not there."""
+    done = run(*line.split(), cwd=folder)
+    assert done.returncode == 1 and re.search("no such script: train.py|job.json: No such file", done.stderr), (
+        done.stderr
+    )
+
+
 def plans(folder, line):
     """Behind the line that describes the model."""
     describes = next(line for line in shell_lines() if line.startswith("fcdp-plan describe"))
@@ -751,6 +777,9 @@ SHELL = {
     "fcdp-plan compare gpt.json --link 25gbit --svg modes.svg --html modes.html": plans,
     "fcdp-plan search gpt.json --link 25gbit": plans,
     "fcdp-plan search gpt.json --link 25gbit -o plan.json": plans,
+    "fcdp-plan profile -o job.json -- train.py --steps 20": is_shown_to_the_planner,
+    "fcdp-plan compare job.json --cluster measured --on-cpus --link 1gbit": is_shown_to_the_planner,
+    "fcdp-plan compare job.json --link 25gbit --gpus 8 --speed 10": is_shown_to_the_planner,
     "fcdp-plan paper": plans,
     "fcdp-memtrace serve": serves,
     "so=$(python -c 'from fcdp import _fcdp; print(_fcdp.__file__)')": is_not_tried,

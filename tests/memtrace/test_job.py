@@ -108,6 +108,21 @@ def test_counters_equal_fcdp_stats(folder):
         assert {name: pair for name, pair in both.items() if pair[0] != pair[1]} == {}
 
 
+def test_a_profile_of_it_has_its_groups_in_order(folder):
+    """As fcdp-plan profile --trace writes it: bytes are those of regions, which are padded."""
+    traces = pytest.importorskip("fcdp_plan.traces")
+    profile = traces.profile_of(str(folder / "job.trace"), 4, "float32", 1)
+    stats = json.loads((folder / "stats0.json").read_text())
+    groups = {group["name"]: group for group in stats["groups"]}
+    assert [region["name"] for region in profile["regions"]] == ["0", "1", "2", "3"]
+    for region in profile["regions"]:
+        group = groups[region["name"]]
+        assert region["trainable"] * 4 == group["trainable_bytes"]
+        assert (region["trainable"] + region["frozen"]) * 4 == group["bytes"]
+        assert region["forward_seconds"] > 0 < region["backward_seconds"] and not region["stays"]
+    assert profile["costs"]["optimizer_seconds"] > 0 and profile["micro_batches"] == 1
+
+
 def test_the_report_says_what_the_exit_line_says(folder):
     """Per node, as every rank counts it."""
     report = json.loads(memtrace_run("report", folder / "job.trace", "--json").stdout)

@@ -249,6 +249,60 @@ static void many_steps_take_seconds(void **state) {
     assert_true(step.n_operations > 700);
 }
 
+/* Measured seconds stand for operations, and a faster GPU takes less of them. */
+static void measured_seconds_stand_for_operations(void **state) {
+    (void)state;
+    plan_region described[N], measured[N];
+    plan_job job, other;
+    plan_cluster c = a_cluster();
+    fill_job(&job, described, 0);
+    fill_job(&other, measured, 0);
+    for (int i = 0; i < N; i++) {
+        measured[i].forward_seconds = measured[i].forward_flops / c.flops;
+        measured[i].backward_seconds = measured[i].backward_flops / c.flops;
+        measured[i].forward_flops = measured[i].backward_flops = 1e30; /* not looked at */
+    }
+    plan_step a = step_of(&job, &c, PLAN_FCDP, PLAN_BY_SLICE, ahead);
+    plan_step b = step_of(&other, &c, PLAN_FCDP, PLAN_BY_SLICE, ahead);
+    assert_near(a.seconds, b.seconds);
+    assert_near(a.compute_seconds, b.compute_seconds);
+    c.speed = 2;
+    plan_step faster = step_of(&other, &c, PLAN_FCDP, PLAN_BY_SLICE, ahead);
+    assert_near(faster.compute_seconds, b.compute_seconds / 2);
+    other.optimizer_seconds = 3.2; /* of 32 GPUs, each 0.1 s; in HSDP 8 have all: 0.4 s; twice as fast */
+    other.step_seconds = 0.5;
+    plan_step more = step_of(&other, &c, PLAN_FCDP, PLAN_BY_SLICE, ahead);
+    assert_near(more.seconds, faster.seconds + 0.05 + 0.25);
+    double before = step_of(&other, &c, PLAN_HSDP, PLAN_GATHERED, ahead).seconds;
+    other.optimizer_seconds = 0;
+    assert_near(before, step_of(&other, &c, PLAN_HSDP, PLAN_GATHERED, ahead).seconds + 0.2);
+}
+
+/* By hand: what FSDP2 sends holds up compute, FCDP's gathers do not. A forward takes 10 ms of a region, a
+ * backward 20 ms, its gather 62 ms in a ring of all ranks, and 48 ms between nodes. */
+static void on_cpus_only_fcdps_gathers_run_beside_compute(void **state) {
+    (void)state;
+    plan_region regions[N];
+    plan_job job;
+    plan_cluster c = a_cluster();
+    plan_schedule on_cpus = {.prefetch = 1, .host_computes = true};
+    fill_job(&job, regions, 0);
+    c.node_rate = c.pcie_rate = 0;
+    double ring = REGION_BYTES * 31 / 32 / c.inter_rate, gather = REGION_BYTES * 3 / 4 / c.inter_rate;
+    assert_near(step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, on_cpus).seconds, N * (0.03 + 3 * ring));
+    plan_step fcdp = step_of(&job, &c, PLAN_FCDP, PLAN_BY_SLICE, on_cpus);
+    assert_near(fcdp.seconds, N * gather + 0.01 + N * (0.02 + ring));
+    /* Each rank takes the others' parts of a gather from host memory, and a whole region in backward. */
+    assert_near(fcdp.to_device, N * REGION_BYTES * (7.0 / 8 + 1));
+    assert_near(step_of(&job, &c, PLAN_FCDP, PLAN_ON_DEVICE, on_cpus).to_device, N * REGION_BYTES * 7 / 8);
+    for (int i = 0; i < N; i++) { /* FSDP2's own work: two unshards and a reduction */
+        regions[i].unshard_seconds = 0.001;
+        regions[i].reduce_seconds = 0.002;
+    }
+    assert_near(step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, on_cpus).seconds, N * (0.034 + 3 * ring));
+    assert_near(step_of(&job, &c, PLAN_FCDP, PLAN_BY_SLICE, on_cpus).seconds, fcdp.seconds + N * 0.002);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_between_nodes_are_the_papers),
@@ -258,6 +312,8 @@ int main(void) {
         cmocka_unit_test(a_faster_link_never_takes_longer),
         cmocka_unit_test(hops_are_those_of_the_ring_or_tree),
         cmocka_unit_test(jitter_grows_with_ranks),
+        cmocka_unit_test(measured_seconds_stand_for_operations),
+        cmocka_unit_test(on_cpus_only_fcdps_gathers_run_beside_compute),
         cmocka_unit_test(many_steps_take_seconds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

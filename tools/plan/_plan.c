@@ -15,7 +15,8 @@
 #include "tools/plan/shape.h"
 #include "tools/plan/simulate.h"
 
-typedef enum kind { NUMBER, WHOLE, FLAG } kind; /* double, uint32_t, bool */
+/* double, uint32_t, bool; MEASURED: a double that may be left out, and is 0 then. */
+typedef enum kind { NUMBER, WHOLE, FLAG, MEASURED } kind;
 
 typedef struct field {
     const char *name;
@@ -38,6 +39,8 @@ static const field cluster_fields[] = {FIELD(plan_cluster, n_nodes, NUMBER),
                                        FIELD(plan_cluster, inter_rate, NUMBER),
                                        FIELD(plan_cluster, file_rate, NUMBER),
                                        FIELD(plan_cluster, cpu_rate, NUMBER),
+                                       FIELD(plan_cluster, reduce_rate, MEASURED),
+                                       FIELD(plan_cluster, speed, MEASURED),
                                        FIELD(plan_cluster, node_latency_s, NUMBER),
                                        FIELD(plan_cluster, inter_latency_s, NUMBER),
                                        FIELD(plan_cluster, trees, FLAG),
@@ -48,12 +51,18 @@ static const field cost_fields[] = {FIELD(plan_job, parameter_bytes, NUMBER),
                                     FIELD(plan_job, shard_bytes, NUMBER),
                                     FIELD(plan_job, other_bytes, NUMBER),
                                     FIELD(plan_job, live_parameters, NUMBER),
+                                    FIELD(plan_job, optimizer_seconds, MEASURED),
+                                    FIELD(plan_job, step_seconds, MEASURED),
                                     END};
 static const field region_fields[] = {FIELD(plan_region, trainable, NUMBER),
                                       FIELD(plan_region, frozen, NUMBER),
                                       FIELD(plan_region, forward_flops, NUMBER),
                                       FIELD(plan_region, backward_flops, NUMBER),
                                       FIELD(plan_region, activation_bytes, NUMBER),
+                                      FIELD(plan_region, forward_seconds, MEASURED),
+                                      FIELD(plan_region, backward_seconds, MEASURED),
+                                      FIELD(plan_region, unshard_seconds, MEASURED),
+                                      FIELD(plan_region, reduce_seconds, MEASURED),
                                       FIELD(plan_region, stays, FLAG),
                                       END};
 static const field constant_fields[] = {FIELD(plan_constants, usable, NUMBER),
@@ -68,12 +77,17 @@ static const field shape_fields[] = {
     FIELD(plan_shape, tied, NUMBER),      FIELD(plan_shape, lora_rank, NUMBER),
     FIELD(plan_shape, sequence, NUMBER),  FIELD(plan_shape, recompute, NUMBER),
     FIELD(plan_shape, scores, NUMBER),    END};
-static const field schedule_fields[] = {
-    FIELD(plan_schedule, prefetch, WHOLE),      FIELD(plan_schedule, n_steps, WHOLE),
-    FIELD(plan_schedule, micro_batches, WHOLE), FIELD(plan_schedule, no_overlap, FLAG),
-    FIELD(plan_schedule, flat_gather, FLAG),    FIELD(plan_schedule, reduce_times, NUMBER),
-    FIELD(plan_schedule, differences, NUMBER),  FIELD(plan_schedule, jitter, NUMBER),
-    FIELD(plan_schedule, seed, WHOLE),          END};
+static const field schedule_fields[] = {FIELD(plan_schedule, prefetch, WHOLE),
+                                        FIELD(plan_schedule, n_steps, WHOLE),
+                                        FIELD(plan_schedule, micro_batches, WHOLE),
+                                        FIELD(plan_schedule, no_overlap, FLAG),
+                                        FIELD(plan_schedule, host_computes, FLAG),
+                                        FIELD(plan_schedule, flat_gather, FLAG),
+                                        FIELD(plan_schedule, reduce_times, NUMBER),
+                                        FIELD(plan_schedule, differences, NUMBER),
+                                        FIELD(plan_schedule, jitter, NUMBER),
+                                        FIELD(plan_schedule, seed, WHOLE),
+                                        END};
 static const field memory_fields[] = {FIELD(plan_memory, state, NUMBER),
                                       FIELD(plan_memory, cache, NUMBER),
                                       FIELD(plan_memory, gathered, NUMBER),
@@ -113,7 +127,7 @@ static const field found_fields[] = {FIELD(plan_found, seconds, NUMBER),
 static bool set_field(void *at, kind kind, PyObject *value, const char *name) {
     double number = PyFloat_AsDouble(value);
     if (PyErr_Occurred()) return false;
-    if (kind == NUMBER) {
+    if (kind == NUMBER || kind == MEASURED) {
         *(double *)at = number;
     } else if (kind == FLAG) {
         *(bool *)at = number != 0;
@@ -133,13 +147,18 @@ static bool from_dict(PyObject *dict, const field *fields, void *struct_out) {
         PyErr_SetString(PyExc_TypeError, "a dict is expected");
         return false;
     }
-    for (const field *f = fields; f->name; f++, n++) {
+    for (const field *f = fields; f->name; f++) {
         PyObject *value = PyDict_GetItemString(dict, f->name);
+        if (!value && f->kind == MEASURED) {
+            *(double *)((char *)struct_out + f->at) = 0;
+            continue;
+        }
         if (!value) {
             PyErr_Format(PyExc_KeyError, "no %s", f->name);
             return false;
         }
         if (!set_field((char *)struct_out + f->at, f->kind, value, f->name)) return false;
+        n++;
     }
     if (PyDict_Size(dict) == n) return true;
     PyErr_Format(PyExc_KeyError, "%zd keys, where there are %zd", PyDict_Size(dict), n);
@@ -150,7 +169,8 @@ static PyObject *to_dict(const field *fields, const void *from) {
     PyObject *dict = PyDict_New();
     for (const field *f = fields; dict && f->name; f++) {
         const char *at = (const char *)from + f->at;
-        PyObject *value = f->kind == NUMBER ? PyFloat_FromDouble(*(const double *)at)
+        if (f->kind == MEASURED && *(const double *)at <= 0) continue;
+        PyObject *value = f->kind == NUMBER || f->kind == MEASURED ? PyFloat_FromDouble(*(const double *)at)
                           : f->kind == FLAG ? PyBool_FromLong(*(const bool *)at)
                                             : PyLong_FromUnsignedLong(*(const uint32_t *)at);
         if (!value || PyDict_SetItemString(dict, f->name, value) < 0) Py_CLEAR(dict);

@@ -20,7 +20,9 @@ typedef struct plan_cluster {
     double inter_rate;                          /* of a node, each way */
     double file_rate;                           /* of a node's disk; 0: there is none */
     double cpu_rate;                            /* bytes of optimizer state per second and node, on CPUs */
-    double node_latency_s, inter_latency_s;     /* of one hop of a collective */
+    double reduce_rate; /* as node_rate, of what a reduction sends and adds up; 0: as node_rate */
+    double speed;       /* of computing, in that of the machine that a job was measured on; 0: the same */
+    double node_latency_s, inter_latency_s; /* of one hop of a collective */
     bool trees; /* collectives of one rank per node take log2 hops, and not one for each node */
 } plan_cluster;
 
@@ -42,6 +44,11 @@ static inline double plan_node_hops(const plan_cluster *cluster) {
 /* Seconds that `bytes` take at `rate`. */
 static inline double plan_seconds(double bytes, double rate) {
     return rate > 0 ? bytes / rate : 0;
+}
+
+/* What took so long where it was measured takes so long here. */
+static inline double plan_measured(const plan_cluster *cluster, double seconds) {
+    return cluster->speed > 0 ? seconds / cluster->speed : seconds;
 }
 
 #endif

@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "tools/plan/cluster.h"
+
 /* How parameters are sharded and gathered. */
 typedef enum plan_mode {
     PLAN_FSDP2, /* ZeRO-3: gathered by all ranks, in forward and in backward */
@@ -33,7 +35,12 @@ typedef struct plan_region {
     double trainable, frozen;             /* parameters */
     double forward_flops, backward_flops; /* of a step, on one GPU */
     double activation_bytes;              /* from its forward to its backward, on one GPU */
-    bool stays;                           /* gathered from its forward to its backward: FSDP2's root */
+    /* Measured, in place of the operations; 0: they are not. On one GPU, of one micro-batch. */
+    double forward_seconds, backward_seconds;
+    /* What FSDP2 itself computes in an unshard and in a reduction, beside the collective: copies in and out,
+     * on CPUs. Measured; 0: it is not. */
+    double unshard_seconds, reduce_seconds;
+    bool stays; /* gathered from its forward to its backward: FSDP2's root */
 } plan_region;
 
 typedef struct plan_job {
@@ -41,7 +48,9 @@ typedef struct plan_job {
     double state_bytes; /* of a trainable parameter, sharded: all but the gathered copy and the gradient */
     double shard_bytes; /* of a parameter's shard beside that, frozen ones too */
     double other_bytes; /* of a GPU, at the peak: logits */
-    double live_parameters; /* of the last regions, gathered still when backward begins; DeepSpeed's
+    double optimizer_seconds; /* measured, of one GPU if it had all shards; 0: it is not */
+    double step_seconds;      /* of a step, beside regions and optimizer: measured; 0: it is not */
+    double live_parameters;   /* of the last regions, gathered still when backward begins; DeepSpeed's
                                stage3_max_live_parameters */
     size_t n_regions;
     const plan_region *regions; /* in the order of a forward */
@@ -49,6 +58,16 @@ typedef struct plan_job {
 
 static inline double plan_parameters(const plan_region *region) {
     return region->trainable + region->frozen;
+}
+
+/* Seconds of computing, of one micro-batch. */
+static inline double plan_forward_seconds(const plan_region *region, const plan_cluster *cluster) {
+    return region->forward_seconds > 0 ? plan_measured(cluster, region->forward_seconds)
+                                       : plan_seconds(region->forward_flops, cluster->flops);
+}
+static inline double plan_backward_seconds(const plan_region *region, const plan_cluster *cluster) {
+    return region->backward_seconds > 0 ? plan_measured(cluster, region->backward_seconds)
+                                        : plan_seconds(region->backward_flops, cluster->flops);
 }
 
 #endif

@@ -351,9 +351,9 @@ static bool choose_one(const plan_job *job, const plan_cluster *cluster, size_t 
         if (!region->stays) backward = again.restore;
     }
     double held = slowest_leg(cluster, &forward, forward.inter);
-    *choice_out = (plan_choice){.seconds = fmax(held, plan_seconds(before->forward_flops, cluster->flops))};
+    *choice_out = (plan_choice){.seconds = fmax(held, plan_forward_seconds(before, cluster))};
     held = slowest_leg(cluster, &backward, backward.inter + reduced);
-    choice_out->seconds += fmax(held, plan_seconds(behind->backward_flops, cluster->flops));
+    choice_out->seconds += fmax(held, plan_backward_seconds(behind, cluster));
     if (tier == PLAN_ON_DEVICE && !region->stays) choice_out->device_bytes = bytes;
     if (tier == PLAN_BY_SLICE || tier == PLAN_WHOLE) choice_out->host_bytes = bytes;
     if (tier == PLAN_IN_FILE && cluster->file_rate <= 0) choice_out->seconds = INFINITY;

@@ -10,6 +10,9 @@
  *     next step     for the optimizer
  *
  * An agreement is on the compute stream: the host waits in it, and the device has nothing to do.
+ *
+ * On CPUs (host_computes) the program's thread is the compute stream. It carries FSDP2's collectives itself.
+ * FCDP's gathers run beside it; its copies take the same cores as the model, and so are on that stream.
  */
 #include "tools/plan/simulate.h"
 
@@ -46,6 +49,7 @@ typedef struct program {
     int *computes; /* of this step, in order: the last reader of each slot */
     int n_computes;
     int agreed;  /* the last agreement: no gather begins before it */
+    int held;    /* what the next compute waits for, beside its region; NONE */
     bool failed; /* no memory, or no plan */
     plan_step sums;
 } program;
@@ -68,7 +72,8 @@ static int add(program *p, stream on, const operation *made, const int *needs, i
     int k = 0;
     for (int i = 0; i < n_needs; i++)
         if (needs[i] != NONE) o->needs[k++] = needs[i];
-    if (p->schedule->no_overlap && p->n) {
+    bool serial = p->schedule->no_overlap || (p->schedule->host_computes && p->mode != PLAN_FCDP);
+    if (serial && p->n) {
         o->needs[0] = p->n - 1;
         k = 1;
     }
@@ -85,8 +90,9 @@ static int add_move(program *p, stream on, phase in, const plan_bytes *b, const 
     if (is_empty(b)) return NONE;
     const plan_cluster *c = p->cluster;
     double pcie = plan_copy_rate(c);
+    double node = in == REDUCTION && c->reduce_rate > 0 ? c->reduce_rate : c->node_rate;
     double bytes[PLAN_N_LINKS] = {b->inter, b->node, b->to_device, b->to_host, b->file};
-    double rates[PLAN_N_LINKS] = {c->inter_rate, c->node_rate, pcie, pcie, c->file_rate};
+    double rates[PLAN_N_LINKS] = {c->inter_rate, node, pcie, pcie, c->file_rate};
     operation made = {.seconds = b->inter > 0 ? b->inter_hops * c->inter_latency_s
                                               : b->node_hops * c->node_latency_s};
     for (int link = 0; link < PLAN_N_LINKS; link++) {
@@ -131,12 +137,36 @@ static void unshard_from_copy(program *p, const plan_region *region, phase in, b
     needs[0] = add_move(p, NODE, in, &node, (int[]){slot, copied}, 2);
 }
 
+static int last_compute(const program *p) {
+    return p->n_computes ? p->computes[p->n_computes - 1] : NONE;
+}
+
+/* The stream of FCDP's copies. */
+static stream copies(const program *p, stream to) {
+    return p->schedule->host_computes ? COMPUTE : to;
+}
+
 static void unshard_plainly(program *p, const plan_region *region, double share, phase in, int needs[3]) {
     plan_bytes gather = plain_gather(p, region, in);
     gather.inter *= share;
     gather.node *= share;
-    int slot = slot_reader(p);
+    int slot = p->schedule->host_computes ? last_compute(p) : slot_reader(p);
     needs[0] = add_move(p, INTER, in, &gather, &slot, 1);
+    if (region->unshard_seconds > 0)
+        needs[1] = add_compute(p, plan_measured(p->cluster, region->unshard_seconds * share), needs, 1, true);
+}
+
+/* Where the ranks of a node meet in host memory, each takes from there what the others have gathered, and a
+ * whole region to restore it. What is kept crosses host memory too, once. */
+static bool moves_make(const program *p, const plan_region *region, plan_tier tier, bool stale,
+                       plan_engine_moves *moves) {
+    bool meet = p->schedule->host_computes, keeps = tier == PLAN_ON_DEVICE;
+    if (meet && (keeps || tier == PLAN_BY_SLICE)) tier = PLAN_WHOLE;
+    if (!plan_engine_moves_make(p->cluster, p->job, region, tier, false, stale, moves)) return false;
+    if (!meet) return true;
+    moves->node = (plan_bytes){.to_device = moves->node.node};
+    if (keeps) moves->restore = (plan_bytes){0};
+    return true;
 }
 
 /* Restore what is fresh, gather what is stale, store what was gathered. */
@@ -144,7 +174,7 @@ static void unshard_cached(program *p, size_t i, phase in, bool first_use, int n
     const plan_region *region = &p->job->regions[i];
     bool stale = in == FORWARD && first_use; /* frozen parameters were gathered before this step */
     plan_engine_moves moves;
-    if (!plan_engine_moves_make(p->cluster, p->job, region, (plan_tier)p->tiers[i], false, stale, &moves)) {
+    if (!moves_make(p, region, (plan_tier)p->tiers[i], stale, &moves)) {
         p->failed = true;
         return;
     }
@@ -161,15 +191,15 @@ static void unshard_cached(program *p, size_t i, phase in, bool first_use, int n
         fetched = add_move(p, DISK, in, &file, &slot, 1);
     }
     plan_bytes load = {.to_device = moves.restore.to_device};
-    restored = add_move(p, TO_DEVICE, in, &load, (int[]){slot, fetched}, 2);
+    restored = add_move(p, copies(p, TO_DEVICE), in, &load, (int[]){slot, fetched}, 2);
     plan_bytes slices = {.node = moves.restore.node, .node_hops = moves.restore.node_hops};
     int whole = add_move(p, NODE, in, &slices, &restored, 1);
     if (whole == NONE) whole = restored;
     int crossed = add_move(p, INTER, in, &moves.gather, (int[]){slot, whole}, 2);
-    int gathered = add_move(p, NODE, in, &moves.node, &crossed, 1);
+    int gathered = add_move(p, copies(p, NODE), in, &moves.node, &crossed, 1);
     if (gathered == NONE) gathered = crossed;
     plan_bytes copy = {.to_host = moves.store.to_host}, write = {.file = moves.store.file};
-    int stored = add_move(p, TO_HOST, in, &copy, &gathered, 1);
+    int stored = add_move(p, copies(p, TO_HOST), in, &copy, &gathered, 1);
     add_move(p, DISK, in, &write, &stored, 1);
     needs[0] = whole;
     needs[1] = gathered;
@@ -200,10 +230,23 @@ static void unshard(program *p, size_t i, phase in, bool first_use, int needs[3]
     }
 }
 
+/* HSDP over a transport that carries one step behind the other. */
+static int reduce_in_steps(program *p, double bytes, int at) {
+    const plan_cluster *c = p->cluster;
+    plan_bytes all = plan_hsdp_reduction(c, bytes),
+               node = {.node = all.node * p->schedule->reduce_times, .node_hops = all.node_hops};
+    int scattered = add_move(p, REDUCE, REDUCTION, &node, &at, 1);
+    all.node = all.inter / c->gpus_per_node;
+    return add_move(p, REDUCE, REDUCTION, &all, (int[]){at, scattered}, 2);
+}
+
 /* HFSDP reduces within the node, and between nodes in the last micro-batch alone. */
 static int reduce(program *p, const plan_region *region, bool last_use) {
     double bytes = region->trainable * p->job->gradient_bytes, times = p->schedule->reduce_times;
-    int at = p->computes[p->n_computes - 1];
+    int at = last_compute(p);
+    if (bytes > 0 && region->reduce_seconds > 0)
+        at = add_compute(p, plan_measured(p->cluster, region->reduce_seconds), &at, 1, true);
+    if (p->mode == PLAN_HSDP && p->schedule->host_computes) return reduce_in_steps(p, bytes, at);
     if (p->mode == PLAN_HSDP) {
         plan_bytes moves = plan_hsdp_reduction(p->cluster, bytes);
         return add_move(p, REDUCE, REDUCTION, &moves, &at, 1);
@@ -240,9 +283,14 @@ static void optimize(program *p, const int *last, int n_last) {
     double state = 0, bytes;
     for (size_t i = 0; i < p->job->n_regions; i++) state += p->job->regions[i].trainable;
     bytes = state * (p->job->state_bytes + p->job->gradient_bytes);
+    if (p->job->step_seconds > 0)
+        add_compute(p, plan_measured(p->cluster, p->job->step_seconds), last, n_last, false);
     if (p->mode != PLAN_OFFLOAD) {
         double shards = p->mode == PLAN_HSDP ? p->cluster->gpus_per_node : plan_n_gpus(p->cluster);
-        add_compute(p, plan_seconds(2 * bytes / shards, p->cluster->memory_rate), last, n_last, false);
+        double measured = p->job->optimizer_seconds;
+        double all = measured > 0 ? plan_measured(p->cluster, measured)
+                                  : plan_seconds(2 * bytes, p->cluster->memory_rate);
+        add_compute(p, all / shards, last, n_last, false);
         return;
     }
     double seconds = plan_seconds(bytes / p->cluster->n_nodes, p->cluster->cpu_rate);
@@ -252,28 +300,30 @@ static void optimize(program *p, const int *last, int n_last) {
     add_compute(p, 0, &copied, 1, false);
 }
 
-static void compute(program *p, double flops, const int needs[3]) {
-    int at = add_compute(p, plan_seconds(flops, p->cluster->flops), needs, 3, true);
+static void compute(program *p, double seconds, const int needs[3]) {
+    int at = add_compute(p, seconds, (int[]){needs[0], needs[1], needs[2], p->held}, 4, true);
     if (at != NONE) p->computes[p->n_computes++] = at;
+    p->held = NONE;
 }
 
 static void build(program *p) {
     size_t n = p->job->n_regions;
     int last[2] = {NONE, NONE}, needs[3];
-    p->agreed = NONE;
+    p->agreed = p->held = NONE;
     for (uint32_t m = 0; m < p->schedule->micro_batches; m++) {
         agree(p, FORWARD);
         for (size_t i = 0; i < n; i++) {
             unshard(p, i, FORWARD, m == 0, needs);
-            compute(p, p->job->regions[i].forward_flops, needs);
+            compute(p, plan_forward_seconds(&p->job->regions[i], p->cluster), needs);
         }
         agree(p, BACKWARD);
         for (size_t i = n; i-- > 0;) {
             unshard(p, i, BACKWARD, m == 0, needs);
-            compute(p, p->job->regions[i].backward_flops, needs);
+            compute(p, plan_backward_seconds(&p->job->regions[i], p->cluster), needs);
             if (p->failed) return;
             int reduced = reduce(p, &p->job->regions[i], m + 1 == p->schedule->micro_batches);
             if (reduced != NONE) last[p->operations[reduced].stream == REDUCE] = reduced;
+            if (p->schedule->host_computes) p->held = reduced;
         }
     }
     optimize(p, last, 2);

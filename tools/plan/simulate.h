@@ -26,6 +26,8 @@ typedef struct plan_schedule {
     uint32_t n_steps;       /* of a job that runs already: frozen parameters have been gathered */
     uint32_t micro_batches; /* forwards and backwards per optimizer step; each reduces its gradients */
     bool no_overlap;        /* operations one behind the other, as without streams */
+    bool host_computes;     /* a job on CPUs: FSDP2's collectives hold up compute, FCDP's gathers do not; its
+                               copies do, and the ranks of a node meet in host memory */
     bool flat_gather;       /* FCDP's gather in one ring of all ranks, as the paper has it */
     double reduce_times;    /* a reduce-scatter's bytes, in those of a ring: 1; gloo's: 2 */
     double differences;     /* FCDP's gathers send this share of what has changed: 1; less: FCDP_CODEC */

@@ -14,16 +14,18 @@ import sys
 import fcdp
 from fcdp_plan.failure import Error
 
-COMMANDS = ("batch", "describe", "compare", "search", "paper")
+COMMANDS = ("batch", "describe", "profile", "compare", "search", "paper")
 EPILOG = """\
 examples:
   fcdp-plan batch --layers 40 --hidden 4800 --heads 40 --cluster a40 --nodes 2
   fcdp-plan describe --layers 40 --hidden 4800 --heads 40 --batch 8 -o gpt.json
+  fcdp-plan profile -o job.json -- train.py --steps 20
   fcdp-plan compare gpt.json --link 25gbit --gpus 8 --nodes 2
   fcdp-plan search gpt.json --link 25gbit
   fcdp-plan paper
 
-Nothing is measured: all is computed from what the options describe. docs/plan.md lists what is assumed.
+Only profile measures: all else is computed, from its profile or from what the options describe. docs/plan.md lists what is
+assumed.
 
 exit status: 0 the command did what you asked for; 1 it failed: stderr says why; 2 an argument is wrong.
 """
@@ -33,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="fcdp-plan",
         description="Says whether a training job fits, how long its step takes and which setting of FSDP2 or FCDP is "
-        "best, from described hardware.",
+        "best, from described hardware and a described or measured job.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

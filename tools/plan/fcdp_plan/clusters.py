@@ -6,7 +6,7 @@ import argparse
 import json
 
 from fcdp_lab.network import parse_delay, parse_rate
-from fcdp_memtrace.arguments import at_least
+from fcdp_memtrace.arguments import at_least, within
 from fcdp_memtrace.units import size
 from fcdp_plan.failure import Error
 
@@ -19,9 +19,11 @@ RATES = {
     "node_link": "node_rate",
     "disk": "file_rate",
     "optimizer_on_cpus": "cpu_rate",
+    "reduce_link": "reduce_rate",
 }
 LATENCIES = {"node_latency": "node_latency_s", "latency": "inter_latency_s"}
 OTHERS = {"gpus_per_node", "teraflops", "link", "links", "mtu", "trees"}
+MEASURED = "measured"  # the name of the machine that a profile was measured on
 # TCP over Ethernet, of a frame: headers of IP and TCP inside the MTU; preamble, header, checksum and gap outside it.
 INSIDE, OUTSIDE = 40, 38
 
@@ -37,6 +39,7 @@ BUILT_IN = {
         "pcie": "26.1gbyte",
         "host_rate": "200gbyte",
         "node_link": "200gbyte",
+        "reduce_link": "0gbyte",
         "disk": "0gbyte",
         "optimizer_on_cpus": "100gbyte",
         "node_latency": "20us",
@@ -56,6 +59,7 @@ BUILT_IN = {
         "pcie": "55gbyte",
         "host_rate": "300gbyte",
         "node_link": "370gbyte",
+        "reduce_link": "0gbyte",
         "disk": "20gbyte",
         "optimizer_on_cpus": "200gbyte",
         "node_latency": "10us",
@@ -66,6 +70,9 @@ BUILT_IN = {
         "trees": False,
     },
 }
+
+# Of a machine whose rates were measured: what was not takes no time.
+UNMEASURED = dict.fromkeys(RATES, "0gbyte") | dict.fromkeys(LATENCIES, "0us") | {"link": "unlimited", "links": {}}
 
 
 def ethernet(bits: float, mtu: int) -> float:
@@ -98,8 +105,13 @@ def link_rate(description: dict, text: str) -> float:
     return 0.0 if bits is None else ethernet(bits, description["mtu"])
 
 
-def read(name: str) -> dict:
-    """A cluster's description by its name, or from a file: keys that a file leaves out are those of a40."""
+def read(name: str, job: dict | None = None) -> dict:
+    """A cluster's description by its name, or from a file: keys that a file leaves out are those of a40. "measured": the
+    machine that the job was measured on."""
+    if name == MEASURED:
+        if not job or "machine" not in job:
+            raise Error("--cluster measured: the profile has no machine; fcdp-plan profile -- SCRIPT measures one")
+        return BUILT_IN["a40"] | UNMEASURED | job["machine"]
     if name in BUILT_IN:
         return dict(BUILT_IN[name])
     try:
@@ -126,6 +138,7 @@ def numbers(description: dict, nodes: int) -> dict[str, float]:
         fields["gpus_per_node"] = int(description["gpus_per_node"])
         fields["trees"] = bool(description["trees"])
         fields["flops"] = float(description["teraflops"]) * 1e12
+        fields["speed"] = float(description.get("speed", 1))
         fields["inter_rate"] = link_rate(description, str(description["link"]))
     except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
         raise Error(f"the cluster's description: {error}") from None
@@ -135,7 +148,12 @@ def numbers(description: dict, nodes: int) -> dict[str, float]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cluster", default="a40", metavar="NAME", help="a40 (default), h100, or a JSON file")
+    parser.add_argument(
+        "--cluster",
+        default="a40",
+        metavar="NAME",
+        help="a40 (default), h100, a JSON file, or measured: the machine of the profile",
+    )
     parser.add_argument("--nodes", type=at_least(1), default=2, metavar="N", help="default 2")
     parser.add_argument("--gpus", type=at_least(1), metavar="G", help="per node")
     parser.add_argument(
@@ -151,11 +169,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trees", action="store_true", help="log2 hops between nodes, not one a node: NCCL's trees and PAT"
     )
     parser.add_argument("--teraflops", type=float, metavar="T", help="that a GPU reaches in a layer")
+    parser.add_argument(
+        "--speed",
+        type=within(0.001, float("inf"), "times"),
+        default=1.0,
+        metavar="TIMES",
+        help="a measured profile: a GPU computes so many times as fast as the machine that was measured",
+    )
 
 
-def described(args: argparse.Namespace) -> dict:
-    """The description that the options make."""
-    description = read(args.cluster)
+def described(args: argparse.Namespace, job: dict | None = None) -> dict:
+    """The description that the options make, for the job."""
+    description = read(args.cluster, job)
     for key in ("link", "latency", "gpu_memory", "host_memory", "pcie", "node_link", "disk", "teraflops"):
         value = getattr(args, key)
         if value is not None:
@@ -164,4 +189,4 @@ def described(args: argparse.Namespace) -> dict:
         description["gpus_per_node"] = args.gpus
     if args.trees:
         description["trees"] = True
-    return description
+    return description | {"speed": args.speed}

@@ -15,7 +15,7 @@ from fcdp_plan.failure import Error
 ABOUT = """\
 Compare the modes: predicted step time, whether it fits, and bytes between nodes.
 
-The profile comes from fcdp-plan describe. --over repeats the comparison over link rates, numbers of nodes or batch sizes;
+The profile comes from fcdp-plan describe or fcdp-plan profile. --over repeats the comparison over link rates, numbers of nodes or batch sizes;
 --svg and --html draw all three.
 """
 AXES = {
@@ -26,7 +26,7 @@ AXES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("profile", metavar="PROFILE", help="from fcdp-plan describe")
+    parser.add_argument("profile", metavar="PROFILE", help="from fcdp-plan describe or profile")
     clusters.add_arguments(parser)
     modes.add_arguments(parser)
     parser.add_argument("--over", choices=AXES, help="step times over this, too")
@@ -114,8 +114,8 @@ def page(heading: str, picture: str, tables: list[tuple[str, str]]) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    job, schedule = profile.read(args.profile), modes.schedule_of(args)
-    description = clusters.described(args)
+    job = profile.read(args.profile)
+    schedule, description = modes.schedule_of(args, job), clusters.described(args, job)
     cluster = clusters.numbers(description, args.nodes)
     found = predict(job, cluster, schedule)
     drawn = args.svg or args.html

@@ -46,6 +46,7 @@ SCHEDULE = {
     "n_steps": 1,
     "micro_batches": 1,
     "no_overlap": False,
+    "host_computes": False,
     "flat_gather": False,
     "reduce_times": 1,
     "differences": 1,
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prefetch", type=int, choices=range(9), default=1, metavar="N", help="groups ahead, 0 to 8 (default 1)"
     )
     parser.add_argument(
-        "--micro-batches", type=at_least(1), default=1, metavar="N", help="per optimizer step; default 1"
+        "--micro-batches", type=at_least(1), metavar="N", help="per optimizer step; default 1, or as measured"
     )
     parser.add_argument(
         "--jitter",
@@ -79,17 +80,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="FCDP's gathers send this share of what has changed (FCDP_CODEC); default 1",
     )
-    parser.add_argument("--no-overlap", action="store_true", help="nothing runs beside compute, as on CPUs")
+    parser.add_argument("--no-overlap", action="store_true", help="nothing runs beside compute")
+    parser.add_argument(
+        "--on-cpus",
+        action="store_true",
+        help="a job on CPUs, over gloo: only FCDP's gathers run beside compute, and a node's ranks meet in host memory",
+    )
 
 
-def schedule_of(args: argparse.Namespace) -> dict:
+def schedule_of(args: argparse.Namespace, job: dict) -> dict:
     """With enough steps for a mean, where they differ."""
     steps = 200 if args.jitter else 1
-    given = {"prefetch": args.prefetch, "micro_batches": args.micro_batches}
+    given = {"prefetch": args.prefetch, "micro_batches": args.micro_batches or job.get("micro_batches", 1)}
     given |= {
         "differences": args.differences,
-        "reduce_times": REDUCE_TIMES[args.transport],
+        "reduce_times": REDUCE_TIMES["gloo" if args.on_cpus else args.transport],
         "no_overlap": args.no_overlap,
+        "host_computes": args.on_cpus,
     }
     return SCHEDULE | given | {"jitter": args.jitter / 100, "n_steps": steps}
 

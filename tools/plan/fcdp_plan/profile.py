@@ -1,14 +1,28 @@
-"""A job's profile: a JSON file with its regions, and what a parameter costs."""
+"""A job's profile: a JSON file with its regions, and what a parameter costs. And fcdp-plan profile, which measures one."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.resources
 import json
+import os
+import sys
 
+from fcdp_memtrace.arguments import at_least, within
+from fcdp_memtrace.replace import replacing
 from fcdp_plan import shapes
 from fcdp_plan.failure import Error
 
+ABOUT = """\
+Measure a job, as a profile for compare and search.
+
+fcdp-plan profile [-o FILE] -- SCRIPT [ARGUMENTS] runs the script for some steps on emulated nodes of this machine (as
+fcdp-lab does), as plain FSDP2. It measures of each group: parameters, the order of uses, how long it computes, what autograd
+saves for backward; of a step, the optimizer and the rest; and on CPUs what the machine's own links and copies take.
+fcdp-plan profile --trace FILE takes what a trace of a job with FCDP=1 has of this (fcdp-memtrace record).
+"""
 SCHEMA = "fcdp-plan-profile/1"
+DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes
 
 
 def schema() -> dict:
@@ -34,8 +48,8 @@ def at_batch(profile: dict, batch: int) -> dict:
     if profile.get("shape"):
         return make(profile["shape"], batch, profile["dtype"])
     times = batch / profile["batch"]
-    scaled = ("forward_flops", "backward_flops", "activation_bytes")
-    regions = [r | {key: r[key] * times for key in scaled} for r in profile["regions"]]
+    scaled = ("forward_flops", "backward_flops", "activation_bytes", "forward_seconds", "backward_seconds")
+    regions = [r | {key: r[key] * times for key in scaled if key in r} for r in profile["regions"]]
     costs = profile["costs"] | {"other_bytes": profile["costs"]["other_bytes"] * times}
     return profile | {"batch": batch, "costs": costs, "regions": regions}
 
@@ -89,3 +103,61 @@ def read_json(path: str, of: dict, what: str) -> dict:
 def regions_of(profile: dict) -> list[dict]:
     """What _plan takes."""
     return [{key: value for key, value in region.items() if key != "name"} for region in profile["regions"]]
+
+
+# ---- the command ----
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", metavar="FILE", help="default: stdout")
+    parser.add_argument("--trace", metavar="TRACE", help="take this trace of a job; nothing is run")
+    parser.add_argument("--nodes", type=at_least(1), default=2, metavar="N", help="emulated nodes (default 2)")
+    parser.add_argument("--ranks", type=at_least(1), default=2, metavar="G", help="ranks on each of them (default 2)")
+    parser.add_argument(
+        "--steps",
+        type=at_least(5),
+        default=12,
+        metavar="N",
+        help="optimizer steps; the first 3 do not count (default 12)",
+    )
+    parser.add_argument(
+        "--timeout", type=within(1, float("inf"), "seconds"), default=600.0, metavar="S", help="default 600"
+    )
+    parser.add_argument(
+        "--batch",
+        type=at_least(1),
+        default=1,
+        metavar="N",
+        help="sequences on each rank, as the script has it (default 1)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="bfloat16",
+        help="of a trace's gathers, which it does not say (default bfloat16)",
+    )
+    parser.add_argument("job", nargs="*", metavar="-- SCRIPT [ARGUMENTS]", help="what Python is to run")
+
+
+def run(args: argparse.Namespace) -> int:
+    from fcdp_plan import measure, traces
+
+    if bool(args.trace) == bool(args.job):
+        raise Error("give a script behind --, or --trace FILE")
+    if args.trace:
+        made = traces.profile_of(args.trace, DTYPES[args.dtype], args.dtype, args.batch)
+    else:
+        if not args.job[0].startswith("-") and not os.path.isfile(args.job[0]):
+            raise Error(f"no such script: {args.job[0]}")
+        reports, links = measure.run(args.job, args.nodes, args.ranks, args.steps, args.timeout)
+        made = measure.profile_of(reports, links, args.ranks, args.batch)
+    made = {"schema": SCHEMA} | made
+    for note in made["notes"]:
+        print(f"fcdp-plan profile: {note}", file=sys.stderr)
+    text = json.dumps(made, indent=1) + "\n"
+    if not args.output:
+        print(text, end="")
+        return 0
+    with replacing(args.output, *([args.trace] if args.trace else [])) as part, open(part, "w") as file:
+        file.write(text)
+    return 0

@@ -25,7 +25,7 @@ UNLIMITED = 1e30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("profile", metavar="PROFILE", help="from fcdp-plan describe")
+    parser.add_argument("profile", metavar="PROFILE", help="from fcdp-plan describe or profile")
     clusters.add_arguments(parser)
     modes.add_arguments(parser)
     parser.add_argument(
@@ -135,8 +135,8 @@ def setting(found: dict, prefetch: int, plan_at: str | None) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    job, schedule = profile.read(args.profile), modes.schedule_of(args)
-    description = clusters.described(args)
+    job = profile.read(args.profile)
+    schedule, description = modes.schedule_of(args, job), clusters.described(args, job)
     cluster = clusters.numbers(description, args.nodes)
     if cluster["n_nodes"] < 2:
         raise Error("FCDP serves jobs on two nodes or more: --nodes 2")

@@ -1,4 +1,5 @@
-"""First on the PYTHONPATH of a lab's ranks, and of fcdp-doctor's: loads the probe, then whatever sitecustomize would have been loaded."""
+"""First on the PYTHONPATH of the ranks of a lab, fcdp-doctor and fcdp-plan profile: loads the probe, then whatever
+sitecustomize would have been loaded."""
 
 import importlib
 import importlib.machinery
@@ -34,6 +35,8 @@ try:
         _load_probe()
     if os.environ.get("DOCTOR_FOLDER") and os.environ.get("RANK"):
         importlib.import_module("fcdp_doctor.watch").install()
+    if os.environ.get("PLAN_FOLDER") and os.environ.get("RANK"):
+        importlib.import_module("fcdp_plan.watch").install()
 except Exception as error:  # a lab without figures is better than a script that does not start
     print(f"fcdp-lab: the probe could not be loaded: {error!r}", file=sys.stderr)
 sys.path[:] = [p for p in sys.path if not _is_here(p)]

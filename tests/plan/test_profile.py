@@ -1,0 +1,177 @@
+"""fcdp-plan profile from the installed wheel: what it says of a job, and of what is none."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from test_plan import plan
+
+measure = pytest.importorskip("fcdp_plan.measure", reason="the wheel is not installed in this interpreter")
+from fcdp_plan.profile import read  # noqa: E402
+
+# Two layers, of which one is frozen and one is used twice; the root's head stays gathered; one layer is never used.
+JOB = """\
+import os
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+torch.manual_seed(0)
+torch.distributed.init_process_group("gloo")
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.idle = (nn.Linear(64, 64) for _ in range(3))
+        self.head = nn.Linear(64, 8)
+
+    def forward(self, x):
+        return self.head(self.second(self.second(self.first(x)).relu()))
+
+model = Net()
+model.second.requires_grad_(False)
+how = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}
+for layer in (model.first, model.second, model.idle):
+    fully_shard(layer, **how)
+fully_shard(model, **how)
+model.set_force_sum_reduction_for_comms(True)
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+while True:
+    for i in range(2):
+        model.set_requires_gradient_sync(i == 1)
+        model(torch.ones(2, 64)).float().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+LAYER, HEAD = 64 * 64 + 64, 64 * 8 + 8
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """(the profile's path, what was said) of the job above."""
+    folder = tmp_path_factory.mktemp("profile")
+    (folder / "train.py").write_text(JOB)
+    command = [sys.executable, "-m", "fcdp_plan", "profile", "-o", str(folder / "job.json"), "--nodes", "2"]
+    command += ["--ranks", "1", "--steps", "5", "--batch", "2", "--timeout", "300", "--", str(folder / "train.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    if "namespace" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    return folder / "job.json", done.stderr
+
+
+@pytest.mark.slow
+def test_a_job_s_profile_has_its_groups_in_order(measured):
+    path, said = measured
+    profile = read(path)  # as its schema has it
+    counts = [(r["name"], r["trainable"], r["frozen"], r["stays"]) for r in profile["regions"]]
+    assert counts == [("(root)", HEAD, 0, True), ("first", LAYER, 0, False), ("second", 0, LAYER, False)]
+    assert (profile["dtype"], profile["micro_batches"], profile["batch"]) == ("bfloat16", 2, 2)
+    costs = profile["costs"]
+    assert (costs["parameter_bytes"], costs["gradient_bytes"], costs["shard_bytes"]) == (2, 2, 4)
+    assert costs["state_bytes"] == pytest.approx(8, rel=0.02)  # AdamW's two, and its step counts
+    assert all(r["forward_seconds"] > 0 and r["unshard_seconds"] > 0 for r in profile["regions"])
+    assert profile["regions"][0]["reduce_seconds"] > 0
+    assert profile["regions"][1]["activation_bytes"] >= 2 * 64 * 2  # the input of a linear layer, in bfloat16
+    assert 0 < costs["step_seconds"] < 1 and profile["machine"]["gpus_per_node"] == 1
+    assert "second is used 2 times in a forward" in said and "idle is not used in a step's forward" in said
+
+
+@pytest.mark.slow
+def test_a_measured_job_is_compared_and_searched(measured):
+    path, _ = measured
+    own = "--cluster measured --on-cpus --link 1gbit"
+    step, faster = (
+        json.loads(plan("compare", path, "--json", own, speed))["modes"]["FSDP2"]["step"]
+        for speed in ("", "--speed 10")
+    )
+    assert faster["compute_seconds"] == pytest.approx(step["compute_seconds"] / 10)
+    # Of two micro-batches: the root is gathered in forward, the others in backward too; each sends half over its link.
+    gathered = 2 * 2 * (HEAD + 2 * 2 * LAYER) / 2
+    assert step["forward_inter"] + step["backward_inter"] - step["reduce_inter"] == pytest.approx(gathered)
+    assert json.loads(plan("search", path, "--json --link 25gbit"))["tiers"]
+    assert "FCDP device" in plan("compare", path, own, "--over batch")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (
+            "import sys\nsys.exit('the file is missing')\n",
+            "rank 0 (node 0, local rank 0) exited with code 1:\nthe file",
+        ),
+        ("print('trained')\n", "the script used no group of FSDP2 (fully_shard)"),
+    ],
+    ids=["fails", "without FSDP2"],
+)
+def test_a_script_that_cannot_be_measured_is_said(tmp_path, script, said):
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    command = [sys.executable, "-m", "fcdp_plan", "profile", "--nodes", "1", "--ranks", "1", "--", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if "namespace" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_what_is_no_script_and_no_trace_is_said(tmp_path):
+    assert "give a script behind --, or --trace FILE" in plan("profile", status=1)
+    assert "give a script behind --, or --trace FILE" in plan("profile --trace x.trace -- train.py", status=1)
+    assert "no such script: nowhere.py" in plan("profile -- nowhere.py", status=1)
+    path = tmp_path / "text"
+    path.write_text("no trace")
+    assert f"{path}" in plan("profile --trace", path, status=1)
+    assert "--cluster measured: the profile has no machine" in plan(
+        "compare", described(tmp_path), "--cluster measured", status=1
+    )
+
+
+def described(folder):
+    path = folder / "described.json"
+    plan("describe --layers 2 --hidden 64 --heads 4 -o", path)
+    return path
+
+
+# ---- marks to seconds ----
+
+
+def marks_of(steps, layer_s=0.25):
+    """Of a root (0) and a layer (1): each unshard takes 2 s, of them 1 s of a collective."""
+    now, marks = 0.0, []
+
+    def mark(kind, group, seconds, collective=0.0):
+        nonlocal now
+        marks.append((kind, group, now, now + seconds, collective))
+        now += seconds
+
+    for _ in range(steps):
+        mark("forward", 0, 2, 1)
+        now += 0.5
+        mark("forward", 1, 2, 1)
+        now += layer_s
+        mark("end", 1, 0.125)
+        now += 0.0625
+        mark("backward", 1, 2, 1)
+        now += 1
+        mark("reduce", 1, 3, 2)
+        now += 4  # the root's backward
+        mark("reduce", 0, 3, 2)
+        now += 8  # clips gradients
+        mark("optimizer", -1, 16)
+        now += 32  # the next batch
+    return marks
+
+
+def test_seconds_between_marks_belong_to_the_last_unshard():
+    """The digests of the lab's probe, of 0.25 s, are no part of what was measured."""
+    marks = marks_of(6)
+    away = [(mark[3] + 1, mark[3] + 1.25) for mark in marks if mark[0] == "optimizer"]
+    seconds = measure.seconds_of([measure.steps_of(marks, away), measure.steps_of(marks_of(6, layer_s=0.75), [])])
+    assert seconds[("compute", "forward", 0)] == 0.5
+    assert seconds[("compute", "forward", 1)] == 0.75 + 0.125 + 0.0625  # the slower rank's
+    assert seconds[("compute", "backward", 1)] == 1 + 4
+    assert seconds[("unshard", 1)] == 2 and seconds[("reduce", 1)] == 1
+    assert seconds[("optimizer",)] == 16 and seconds[("other",)] == 8 + 32
+    assert measure.steps_of(marks, away)[0].other == 8 + 31.75
