@@ -18,6 +18,7 @@ tools/bench.sh policies
 tools/bench.sh changed [--steps N] [--lr RATE ...] [--layers N] [--dim N] [--batch N]
 tools/bench.sh spill [DIRECTORY] [--slices N] [--size MIB] [--rounds N]
 tools/bench.sh frameworks [--write] [--rate RATE] [NAME ...]
+tools/bench.sh plan [--jobs A,B] [--rates A,B] [--rounds N] [--json FILE]
 
 Without arguments: sets everything up (once), then measures the allocator on the simulated device, and on the CUDA
 device where one answers: recorded training runs, replayed into FCDP's allocator and into models of PyTorch's; what a
@@ -101,13 +102,20 @@ root, or a kernel that lets users make namespaces.
   --write            puts the tables into docs/frameworks.md
   --rate 1gbit       another link
   NAME ...           these rows alone, by the name of the example, or "full", "bf16" or "lora" for the settings
+
+plan: profiles four small jobs (fcdp-plan profile), predicts their steps in five modes at three rates, and trains them on
+2 emulated nodes of 2 ranks (fcdp-lab), in three rounds. It prints predictions beside measurements, the spread of both, and
+the errors' median and worst. An hour, on a machine that does nothing else; needs root, or a kernel that lets users make
+namespaces.
+  --jobs full,LoRA   these jobs alone; --rates likewise
+  --rounds N         another number
 END
 }
 
 what=${1:-all}
 case $what in
     all | alloc | trace) shift $(($# > 0)) ;;
-    overlap | agreement | codec | pressure | host | host-ahead | policies | changed | spill | frameworks) shift ;;
+    overlap | agreement | codec | pressure | host | host-ahead | policies | changed | spill | frameworks | plan) shift ;;
     -h | --help) usage; exit 0 ;;
     --version) setup_version; exit 0 ;;
     *) usage >&2; exit 2 ;;
@@ -179,6 +187,7 @@ case $what in
     host-ahead) setup test; run "$PY" tools/bench/host_ahead.py "$@"; exit ;;
     changed) setup test; run "$PY" tools/bench/changed.py "$@"; exit ;;
     frameworks) setup all; run "$PY" tools/bench/frameworks.py "$@"; exit ;;
+    plan) setup test; run "$PY" tools/bench/plan.py "$@"; exit ;;
 esac
 case $what in
     alloc) targets=(fcdp_simgpu fcdp-replay) ;;
