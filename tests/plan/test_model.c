@@ -295,12 +295,14 @@ static void on_cpus_only_fcdps_gathers_run_beside_compute(void **state) {
     /* Each rank takes the others' parts of a gather from host memory, and a whole region in backward. */
     assert_near(fcdp.to_device, N * REGION_BYTES * (7.0 / 8 + 1));
     assert_near(step_of(&job, &c, PLAN_FCDP, PLAN_ON_DEVICE, on_cpus).to_device, N * REGION_BYTES * 7 / 8);
+    double on_gpus = step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, ahead).seconds;
     for (int i = 0; i < N; i++) { /* FSDP2's own work: two unshards and a reduction */
         regions[i].unshard_seconds = 0.001;
         regions[i].reduce_seconds = 0.002;
     }
     assert_near(step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, on_cpus).seconds, N * (0.034 + 3 * ring));
     assert_near(step_of(&job, &c, PLAN_FCDP, PLAN_BY_SLICE, on_cpus).seconds, fcdp.seconds + N * 0.002);
+    assert_near(step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, ahead).seconds, on_gpus);
 }
 
 int main(void) {

@@ -38,7 +38,7 @@ typedef struct plan_region {
     /* Measured, in place of the operations; 0: they are not. On one GPU, of one micro-batch. */
     double forward_seconds, backward_seconds;
     /* What FSDP2 itself computes in an unshard and in a reduction, beside the collective: copies in and out,
-     * on CPUs. Measured; 0: it is not. */
+     * on CPUs, and only counted there (host_computes). Measured; 0: it is not. */
     double unshard_seconds, reduce_seconds;
     bool stays; /* gathered from its forward to its backward: FSDP2's root */
 } plan_region;

@@ -152,7 +152,7 @@ static void unshard_plainly(program *p, const plan_region *region, double share,
     gather.node *= share;
     int slot = p->schedule->host_computes ? last_compute(p) : slot_reader(p);
     needs[0] = add_move(p, INTER, in, &gather, &slot, 1);
-    if (region->unshard_seconds > 0)
+    if (p->schedule->host_computes && region->unshard_seconds > 0)
         needs[1] = add_compute(p, plan_measured(p->cluster, region->unshard_seconds * share), needs, 1, true);
 }
 
@@ -244,7 +244,7 @@ static int reduce_in_steps(program *p, double bytes, int at) {
 static int reduce(program *p, const plan_region *region, bool last_use) {
     double bytes = region->trainable * p->job->gradient_bytes, times = p->schedule->reduce_times;
     int at = last_compute(p);
-    if (bytes > 0 && region->reduce_seconds > 0)
+    if (p->schedule->host_computes && bytes > 0 && region->reduce_seconds > 0)
         at = add_compute(p, plan_measured(p->cluster, region->reduce_seconds), &at, 1, true);
     if (p->mode == PLAN_HSDP && p->schedule->host_computes) return reduce_in_steps(p, bytes, at);
     if (p->mode == PLAN_HSDP) {
