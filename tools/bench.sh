@@ -18,7 +18,7 @@ tools/bench.sh policies
 tools/bench.sh changed [--steps N] [--lr RATE ...] [--layers N] [--dim N] [--batch N]
 tools/bench.sh spill [DIRECTORY] [--slices N] [--size MIB] [--rounds N]
 tools/bench.sh frameworks [--write] [--rate RATE] [NAME ...]
-tools/bench.sh plan [--jobs A,B] [--rates A,B] [--rounds N] [--json FILE]
+tools/bench.sh plan [--jobs A,B] [--rates A,B] [--modes A,B] [--rounds N] [--json FILE]
 
 Without arguments: sets everything up (once), then measures the allocator on the simulated device, and on the CUDA
 device where one answers: recorded training runs, replayed into FCDP's allocator and into models of PyTorch's; what a
@@ -107,7 +107,7 @@ plan: profiles four small jobs (fcdp-plan profile), predicts their steps in five
 2 emulated nodes of 2 ranks (fcdp-lab), in three rounds. It prints predictions beside measurements, the spread of both, and
 the errors' median and worst. An hour, on a machine that does nothing else; needs root, or a kernel that lets users make
 namespaces.
-  --jobs full,LoRA   these jobs alone; --rates likewise
+  --jobs full,LoRA   these jobs alone; --rates and --modes likewise
   --rounds N         another number
 END
 }

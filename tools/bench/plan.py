@@ -1,7 +1,7 @@
 """Compares what fcdp-plan predicts with what fcdp-lab measures, on emulated nodes of this machine (2 x 2 ranks, over gloo).
 
-In each round, each job is profiled by fcdp-plan profile on links that are not shaped; its steps are then predicted at each
-rate by fcdp-plan compare, and measured by fcdp-lab. So a machine that is busy for a while is so for both. The error is the
+In each round, each job is profiled for each rate by fcdp-plan profile, on links that are not shaped; its steps are predicted
+by fcdp-plan compare, and then measured by fcdp-lab. So a machine that is busy for a while is so for both. The error is the
 median over the rounds of predicted / measured - 1. The spreads are (largest - smallest) / median over the rounds: of what was
 measured, and of what was predicted, since a profile is measured too.
 """
@@ -41,6 +41,7 @@ def arguments():
     )
     parser.add_argument("--jobs", default=",".join(JOBS), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--rates", default=",".join(RATES), metavar="A,B", help="default: %(default)s")
+    parser.add_argument("--modes", default=",".join(MODES), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default %(default)s")
     parser.add_argument("--json", metavar="FILE", help="write the figures of each run there, as they come")
     return parser.parse_args()
@@ -66,18 +67,19 @@ def predicted(profile, rate):
     return {name: one["step"] for name, one in json.loads(out)["modes"].items()}
 
 
-def measured(job, rate, folder):
+def measured(job, rate, modes, folder):
     path = os.path.join(folder, "lab.json")
-    own = [word for _, mode in MODES.values() if mode for word in ("--mode", mode)]
-    words = ["--rate", rate, "--warmup", WARM_UP, "--launcher", "direct", "--json", path, *own]
+    own = [word for _, mode in modes.values() if mode for word in ("--mode", mode)]
+    built_in = ",".join(name for name, mode in modes.values() if not mode)
+    words = ["--rate", rate, "--modes", built_in, "--warmup", WARM_UP, "--launcher", "direct", "--json", path, *own]
     run("fcdp_lab", *words, "--", SCRIPT, *JOBS[job].split(), "--steps", RATES[rate])
     with open(path) as file:
         return {mode["name"]: mode for mode in json.load(file)["modes"]}
 
 
-def runs_of(job, rate, profile, folder):
-    model, lab = predicted(profile, rate), measured(job, rate, folder)
-    for name, (of_lab, _) in MODES.items():
+def runs_of(job, rate, modes, folder):
+    model, lab = predicted(profiled(job, folder), rate), measured(job, rate, modes, folder)
+    for name, (of_lab, _) in modes.items():
         step, mode = model[name], lab[of_lab]
         yield {
             "job": job,
@@ -133,13 +135,13 @@ def show(runs):
 
 def main():
     args = arguments()
+    modes = {name: MODES[name] for name in args.modes.split(",")}
     runs = []
     with tempfile.TemporaryDirectory(prefix="fcdp-bench-") as folder:
         for _ in range(args.rounds):
             for job in args.jobs.split(","):
-                profile = profiled(job, folder)
                 for rate in args.rates.split(","):
-                    runs += runs_of(job, rate, profile, folder)
+                    runs += runs_of(job, rate, modes, folder)
                     if args.json:
                         pathlib.Path(args.json).write_text(json.dumps(runs, indent=1))
     show(runs)
