@@ -105,6 +105,7 @@ SCRIPTS = {
     "bench host-ahead": ("bench.sh", ["host-ahead"], "bin/python"),
     "bench policies": ("bench.sh", ["policies"], "bin/python"),
     "bench frameworks": ("bench.sh", ["frameworks"], "bin/python"),
+    "bench peers": ("bench.sh", ["peers"], "bin/python"),
     "clean_machine, Debian": ("clean_machine.sh", ["--wheel", "a.whl"], "bin/debootstrap"),
     "clean_machine, inside": ("clean_machine.sh", ["--wheel", "a.whl", "--base", "base"], "bin/mount"),
 }

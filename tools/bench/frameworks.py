@@ -97,12 +97,12 @@ def run(command):
         raise subprocess.CalledProcessError(code, command)
 
 
-def lab(rate, job, modes=()):
+def lab(rate, job, modes=(), repeat=1):
     """The modes of the document that fcdp-lab writes."""
     program = pathlib.Path(sysconfig.get_path("scripts"), "fcdp-lab")
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder, "out.json")
-        options = ["--rate", rate, "--json", out]
+        options = ["--rate", rate, "--repeat", str(repeat), "--json", out]
         for i, mode in enumerate(modes):
             options += ["--mode", f"mode{i}: {mode}"]
         if modes:
