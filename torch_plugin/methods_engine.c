@@ -24,15 +24,15 @@ FUNCTION_NOARGS(options_load) {
     fcdp__check_level = loaded.check;
     fcdp_log_set_level(loaded.log);
     return Py_BuildValue(
-        "{s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:K,s:s,s:i,s:i,s:i,s:s}", "enabled",
-        loaded.enabled, "driver", (int)loaded.driver, "tau", loaded.tau, "restore", (int)loaded.restore,
-        "local_size", loaded.local_size, "fingerprint", (int)loaded.fingerprint, "prefetch", loaded.prefetch,
-        "timeout_s", loaded.timeout_s, "log", (int)loaded.log, "summary", loaded.summary, "agree",
-        (int)loaded.agree, "alloc", (int)loaded.alloc, "codec", (int)loaded.codec, "mapping",
-        (int)loaded.mapping, "transport", (int)loaded.transport, "whole_tensors", loaded.whole_tensors,
-        "coalesce_bytes", (unsigned long long)loaded.coalesce_bytes, "spill_dir", loaded.spill_dir, "reduce",
-        (int)loaded.reduce, "reduce_dtype", (int)loaded.reduce_dtype, "host_copies", (int)loaded.host_copies,
-        "plan", loaded.plan);
+        "{s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:K,s:s,s:i,s:i,s:i,s:s}",
+        "enabled", loaded.enabled, "driver", (int)loaded.driver, "tau", loaded.tau, "restore",
+        (int)loaded.restore, "local_size", loaded.local_size, "fingerprint", (int)loaded.fingerprint,
+        "prefetch", loaded.prefetch, "timeout_s", loaded.timeout_s, "log", (int)loaded.log, "summary",
+        loaded.summary, "agree", (int)loaded.agree, "alloc", (int)loaded.alloc, "codec", (int)loaded.codec,
+        "mapping", (int)loaded.mapping, "transport", (int)loaded.transport, "whole_tensors",
+        loaded.whole_tensors, "coalesce_bytes", (unsigned long long)loaded.coalesce_bytes, "spill_dir",
+        loaded.spill_dir, "reduce", (int)loaded.reduce, "reduce_dtype", (int)loaded.reduce_dtype,
+        "host_copies", (int)loaded.host_copies, "plan", loaded.plan);
 }
 
 FUNCTION_NOARGS(options_table) {
