@@ -175,3 +175,9 @@ def test_seconds_between_marks_belong_to_the_last_unshard():
     assert seconds[("unshard", 1)] == 2 and seconds[("reduce", 1)] == 1
     assert seconds[("optimizer",)] == 16 and seconds[("other",)] == 8 + 32
     assert measure.steps_of(marks, away)[0].other == 8 + 31.75
+
+
+def test_a_small_piece_that_took_as_long_says_nothing_of_latency():
+    names = ("copy", "gather", "scatter", "node_gather", "lane_gather")
+    links = {"size": 1 << 20, "small": 1 << 12, "seconds": {name: [0.01, 0.01] for name in names}}
+    assert measure.machine_of(links, 2, 2)["links"] == {"unlimited": f"{(1 << 19) / 0.01 / 1e6:.1f}mbyte"}

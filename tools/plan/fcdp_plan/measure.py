@@ -277,9 +277,12 @@ def _costs(report: dict, seconds: dict, world: int, links: dict | None) -> dict:
 
 
 def _per_second(links: dict, name: str, sent: float) -> float:
-    """Bytes: of a piece as large as a group, what a small piece takes being latency."""
+    """Bytes: of a piece as large as a group, what a small piece takes being latency. On a busy machine the small piece may
+    have taken as long; then the whole time counts."""
     least, most = links["seconds"][name]
-    return max(1.0, sent * (1 - links["small"] / links["size"]) / max(1e-9, most - least))
+    if least >= most:
+        return max(1.0, sent / most)
+    return max(1.0, sent * (1 - links["small"] / links["size"]) / (most - least))
 
 
 def machine_of(links: dict, nodes: int, ranks: int) -> dict:
