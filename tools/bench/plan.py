@@ -35,13 +35,32 @@ MODES = {
 }
 
 
+def names_among(known):
+    """The type of an option: names of these, with commas between them."""
+
+    def names(text):
+        given = text.split(",")
+        for name in given:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        return given
+
+    return names
+
+
 def arguments():
     parser = argparse.ArgumentParser(
         prog="tools/bench.sh plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--jobs", default=",".join(JOBS), metavar="A,B", help="default: %(default)s")
-    parser.add_argument("--rates", default=",".join(RATES), metavar="A,B", help="default: %(default)s")
-    parser.add_argument("--modes", default=",".join(MODES), metavar="A,B", help="default: %(default)s")
+    parser.add_argument(
+        "--jobs", type=names_among(JOBS), default=[*JOBS], metavar="A,B", help=f"default: {','.join(JOBS)}"
+    )
+    parser.add_argument(
+        "--rates", type=names_among(RATES), default=[*RATES], metavar="A,B", help=f"default: {','.join(RATES)}"
+    )
+    parser.add_argument(
+        "--modes", type=names_among(MODES), default=[*MODES], metavar="A,B", help=f"default: {','.join(MODES)}"
+    )
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default %(default)s")
     parser.add_argument("--json", metavar="FILE", help="write the figures of each run there, as they come")
     return parser.parse_args()
@@ -135,12 +154,12 @@ def show(runs):
 
 def main():
     args = arguments()
-    modes = {name: MODES[name] for name in args.modes.split(",")}
+    modes = {name: MODES[name] for name in args.modes}
     runs = []
     with tempfile.TemporaryDirectory(prefix="fcdp-bench-") as folder:
         for _ in range(args.rounds):
-            for job in args.jobs.split(","):
-                for rate in args.rates.split(","):
+            for job in args.jobs:
+                for rate in args.rates:
                     runs += runs_of(job, rate, modes, folder)
                     if args.json:
                         pathlib.Path(args.json).write_text(json.dumps(runs, indent=1))
