@@ -47,7 +47,7 @@ def _folder() -> Iterator[str]:
 
 def _run(job: list[str], nodes: int, ranks: int, timeout_s: float, env: dict[str, str], folder: str, label: str) -> Any:
     setup = lab.Setup(tuple(job), nodes, ranks, None, 0.0, env, "direct", sys.executable, timeout_s, GRACE_S)
-    with Screen().run(label) as progress:
+    with Screen().run(label, ended="measured") as progress:
         return lab.run_mode(setup, Mode("profile", {}), folder, progress)
 
 
