@@ -804,6 +804,7 @@ SHELL = {
     "tools/setup.sh wheel": makes_the_wheel_alone,
     "pip install --no-deps dist/fcdp-*.whl": installs_the_wheel,
     "tools/test.sh": refuses_what_it_does_not_know,
+    "FCDP=1 FCDP_ALLOC=native torchrun train.py": trains,
     "FCDP=1 torchrun train.py": trains,
     "git clone REPOSITORY fcdp": is_not_tried,
     "cd fcdp": is_not_tried,
