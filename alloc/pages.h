@@ -52,7 +52,7 @@ void fcdp__pool_set_holder(fcdp_pool *pool, fcdp_holder holder, const fcdp_holde
 /* In the order in which they are asked: what costs least to give back comes first. */
 typedef enum fcdp_reclaimer {
     FCDP_RECLAIM_CACHES,  /* at once */
-    FCDP_RECLAIM_SCRATCH, /* contents that are not read any more */
+    FCDP_RECLAIM_SCRATCH, /* contents that are being copied elsewhere: it waits for that */
     FCDP_RECLAIM_EVICT,   /* contents that are stored elsewhere, or are to be stored first */
     FCDP_RECLAIM_WAITING, /* caches again, waiting for the device where that helps */
     /* Another allocator of this process: it gives what it does not use to the driver, not
