@@ -199,7 +199,7 @@ case $what in
     changed) setup test; run "$PY" tools/bench/changed.py "$@"; exit ;;
     frameworks) setup all; run "$PY" tools/bench/frameworks.py "$@"; exit ;;
     plan) setup test; run "$PY" tools/bench/plan.py "$@"; exit ;;
-    peers) setup demo; run "$PY" tools/bench/peers/table.py "$@"; exit ;;
+    peers) setup demo; run "$PY" tools/bench/peers/compare.py "$@"; exit ;;
 esac
 case $what in
     alloc) targets=(fcdp_simgpu fcdp-replay) ;;
