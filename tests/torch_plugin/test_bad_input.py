@@ -1,6 +1,7 @@
 """Wrong options and machines that cannot serve: a clear message, and then either plain FSDP, bit for bit, or a stop
 before the first step.  Never a wrong number, never a hang."""
 
+import functools
 import json
 import os
 import re
@@ -44,6 +45,16 @@ def start(tmp_path, env=None, arguments=(), warm=True, **kwargs):
     assert job.wait(TIMEOUT_S), "hangs\n" + job.report()
     assert job.left_alive == [] and before.found() == []
     return Outcome(job, tmp_path)
+
+
+def started_once(folders, arguments):
+    """By kind: what plain FSDP makes of the script with `arguments[kind]`, which is started when it is first asked for."""
+
+    @functools.cache
+    def get(kind):
+        return start(folders.mktemp(kind), arguments=arguments[kind])
+
+    return get
 
 
 @pytest.fixture(scope="module")

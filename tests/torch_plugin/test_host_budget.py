@@ -6,7 +6,7 @@ import pytest
 import configurations
 from conftest import needs_fcdp
 from models import Net
-from test_bad_input import on, start
+from test_bad_input import on, start, started_once
 
 pytestmark = needs_fcdp
 FROZEN = 2  # a block, of four
@@ -18,14 +18,7 @@ SPARE = 5 * (64 << 10)  # for what pads the groups, and a page of each
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    made = {}
-
-    def get(kind):
-        if kind not in made:
-            made[kind] = start(tmp_path_factory.mktemp(kind), arguments=ARGUMENTS[kind])
-        return made[kind]
-
-    return get
+    return started_once(tmp_path_factory, ARGUMENTS)
 
 
 def train(tmp_path, plain, kind, *budgets):

@@ -7,7 +7,7 @@ import pytest
 
 from conftest import needs_fcdp
 from models import Net
-from test_bad_input import on, start
+from test_bad_input import on, start, started_once
 
 pytestmark = needs_fcdp
 ARGUMENTS = {"fsdp2": ["--freeze", 2], "fsdp1": ["--fsdp1", "--freeze", 2]}
@@ -33,14 +33,7 @@ def written(path, tiers, names=NAMES, **more):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    made = {}
-
-    def get(kind):
-        if kind not in made:
-            made[kind] = start(tmp_path_factory.mktemp(kind), arguments=ARGUMENTS[kind])
-        return made[kind]
-
-    return get
+    return started_once(tmp_path_factory, ARGUMENTS)
 
 
 def train(tmp_path, plain, kind, plan, **options):
