@@ -137,7 +137,7 @@ def a_dtype_for_each_parameter(run):
         block.norm.register_forward_pre_hook(lambda module, args: (args[0].float(),))
         block.norm.register_forward_hook(lambda module, args, output: output.bfloat16())
         for linear in (block.up, block.down):
-            linear.forward = lambda x, m=linear: torch.nn.functional.linear(x.bfloat16(), m.weight) + m.bias.bfloat16()
+            linear.forward = lambda x, m=linear: F.linear(x.bfloat16(), m.weight) + m.bias.bfloat16()
     model.head.register_forward_pre_hook(lambda module, args: (args[0].bfloat16(),))
     for block in model.blocks:
         fully_shard(block, mp_policy=policy)

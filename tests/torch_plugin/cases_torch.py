@@ -3,15 +3,18 @@
 import copy
 import os
 import tempfile
+import threading
 
 import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 import torch.nn.utils.prune
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -199,9 +202,7 @@ def loaded_from_a_mapped_file(run):
         loaded = torch.load(path, mmap=True)
         own = model.state_dict()
         made = {
-            k: torch.distributed.tensor.DTensor.from_local(
-                v, own[k].device_mesh, own[k].placements, shape=own[k].shape, stride=own[k].stride()
-            )
+            k: DTensor.from_local(v, own[k].device_mesh, own[k].placements, shape=own[k].shape, stride=own[k].stride())
             for k, v in loaded.items()
         }
         model.load_state_dict(made, assign=True)
@@ -274,15 +275,15 @@ def shards_in_one_flat_buffer(run):
 
 
 @case
-def estimated_under_fake_tensors_in_mid_run(run):
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
+def a_model_of_fake_tensors_in_mid_run(run):
+    """As tools that estimate memory make one, with an optimizer that the hooks on all optimizers see."""
     model = shard(Net())
     optimizer = adamw(model)
     run.train(model, optimizer)
     with FakeTensorMode():
         fake = Net()
         fake(torch.randn(3, 11)).sum().backward()
+        torch.optim.SGD(fake.parameters(), lr=0.1).step()
     run.train(model, optimizer)
     run.finish(model, optimizer)
 
@@ -315,12 +316,12 @@ def vectors_to_parameters(run):
 
 
 @case
-def swa_model_and_its_norms(run):
+def an_average_beside_its_model(run):
     model = shard(Net())
     average = shard(Net())
     average.load_state_dict(model.state_dict())
     optimizer = adamw(model)
-    for step in range(3):
+    for _ in range(3):
         run.train(model, optimizer)
         reshard_all(model)
         reshard_all(average)
@@ -342,7 +343,7 @@ def muon_like(run):
                 g = p.grad.full_tensor()
                 if g.dim() == 2:
                     g = torch.linalg.qr(g)[0] if g.shape[0] >= g.shape[1] else torch.linalg.qr(g.T)[0].T
-                update = torch.distributed.tensor.distribute_tensor(g.contiguous(), p.device_mesh, p.placements)
+                update = distribute_tensor(g.contiguous(), p.device_mesh, p.placements)
                 p.add_(update, alpha=-0.02)
                 p.grad = None
     run.finish(model)
@@ -350,8 +351,6 @@ def muon_like(run):
 
 @case
 def forward_and_backward_on_other_threads(run):
-    import threading
-
     model = shard(Net())
     optimizer = adamw(model)
     for _ in range(3):
