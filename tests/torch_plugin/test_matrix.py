@@ -164,6 +164,8 @@ def test_a_dead_model_holds_no_bytes(launches, configuration):
     results, jobs = of_matrix(launches, configuration)
     if len(jobs) > 1:
         pytest.skip("the job was started more than once")
+    if not results:
+        pytest.skip("none of the cases that were asked for train in it")
     ordered = [results[name] for name in results if name not in KEPT_BY_TORCH and not results[name][0].get("error")]
     for rank in range(launch.WORLD):
         device = [r[rank]["stats"][1]["device_bytes"]["current"] for r in ordered]
