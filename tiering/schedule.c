@@ -158,10 +158,9 @@ bool fcdp__region_dies(fcdp_region *region) {
 void fcdp__schedule_sample(fcdp_tiering *tiering, size_t n_pages) {
     fcdp_schedule *s = tiering->schedule;
     if (!s) return;
-    size_t n_in_use = fcdp__pool_pages_in_use(tiering->pool) + n_pages, n_kept = 0;
+    size_t n_in_use = fcdp__pool_pages_in_use(tiering->pool) + n_pages;
+    size_t n_kept = fcdp__tiering_unplanned_pages(tiering);
     fcdp__lock_acquire(&tiering->lock);
-    for (const fcdp_region *r = tiering->regions; r; r = r->next)
-        n_kept += r->kept && r->slot && r->tier != FCDP_TIER_DEVICE ? r->slot->n_pages : 0;
     size_t n_busy = n_in_use > n_kept ? n_in_use - n_kept : 0;
     if (s->n && s->uses[s->n - 1].busy_pages < n_busy) s->uses[s->n - 1].busy_pages = n_busy;
     fcdp__lock_release(&tiering->lock);
