@@ -15,8 +15,8 @@ from fcdp_plan.failure import Error
 ABOUT = """\
 Compare the modes: predicted step time, whether it fits, and bytes between nodes.
 
-The profile comes from fcdp-plan describe or fcdp-plan profile. --over repeats the comparison over link rates, numbers of nodes or batch sizes;
---svg and --html draw all three.
+The profile comes from fcdp-plan describe or fcdp-plan profile. --over repeats the comparison over link rates, numbers of
+nodes or batch sizes; --svg and --html draw all three.
 """
 AXES = {
     "link": ["1gbit", "10gbit", "25gbit", "50gbit", "100gbit", "200gbit", "400gbit"],
