@@ -66,6 +66,7 @@ def test_what_failed_is_shown(tmp_path, report, said):
     lines = [line.strip() for line in told.splitlines()]
     at = lines.index(said[0].replace("x.log", f"{tmp_path / 'x.log'}"))
     assert status == 1 and lines[at + 1 : at + len(said)] == said[1:] and lines[-1] == "FAILED."
+    assert lines[-3] == lines[at].removeprefix("Failed: X: ")  # again, behind its step
     assert f"  {'Y':<38} passed   (7 s)" in told
 
 

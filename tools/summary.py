@@ -60,7 +60,11 @@ def main():
     for step in steps:
         for name, lines in step.failures():
             print(f"Failed: {step.title}: {name}", *lines, sep="\n    ")
-    print("Summary:", *(step.line() for step in steps), sep="\n  ")
+    print("Summary:")
+    for step in steps:
+        print(f"  {step.line()}")
+        for name, _ in step.failures():  # again: the last lines of a log alone are often all that is shown
+            print(f"      {name}")
     verdicts = {step.verdict for step in steps}
     print("FAILED." if "FAILED" in verdicts else "All that ran passed." if "passed" in verdicts else "Nothing ran.")
     return "FAILED" in verdicts
