@@ -47,9 +47,9 @@ def test_a_job_without_fsdp_is_told_so(tmp_path, kind):
     assert [stats_of(tmp_path, rank)["bypassed"] for rank in (0, 1)] == [expected] * 2
 
 
-def test_it_is_told_once_among_all_processes_of_a_job(tmp_path):
+def test_it_is_told_once(tmp_path):
     """torchrun's agent, a data loader's process and a helper import torch under FCDP=1 too, and one of them
-    steps an optimizer."""
+    steps an optimizer. (Its name is in TMPDIR, and the path of the loader's socket has 107 bytes at most.)"""
     job = launch.torchrun(SCRIPT, ["busy", tmp_path], tmp_path / "job", ON, n_ranks=2, stall_s=TIMEOUT_S)
     assert job.returncode == 0, job.output
     assert words(job.output) == [
