@@ -60,18 +60,18 @@ BITSANDBYTES = Framework(
     ("accelerate.accelerator", "bitsandbytes", "peft", "transformers.models.llama.modeling_llama"),
 )
 
-# One of each framework, those that tools/test.sh runs.
+# Those that tools/test.sh runs.
 JOBS = {
-    "fsdp2": Job(EXAMPLES / "fsdp2.py"),
     "fsdp1": Job(EXAMPLES / "fsdp1.py", fsdp="fsdp1"),
     "accelerate-lora": Job(EXAMPLES / "accelerate_lora.py", HF, most=0.2, frozen=True),
     "transformers-trainer": Job(EXAMPLES / "transformers_trainer.py", HF),
-    "trl-sft": Job(EXAMPLES / "trl_sft.py", HF, most=0.3, frozen=True),
     "lightning-fabric": Job(EXAMPLES / "lightning_fabric.py", LIGHTNING),
 }
 
 # Those that tools/test.sh --frameworks runs beside them.
 MORE = {
+    "fsdp2": Job(EXAMPLES / "fsdp2.py"),
+    "trl-sft": Job(EXAMPLES / "trl_sft.py", HF, most=0.3, frozen=True),
     "torchtitan": Job(EXAMPLES / "torchtitan_llama.py", TITAN),  # half a minute of two cores
     **{
         f"accelerate-fsdp{version}-{precision}-states": Job(

@@ -94,11 +94,13 @@ NOT_THERE = {
     r"^compiled_|_in_compiled_code": "torch.compile",
     r"^a_reduction_that_the_backend_refuses$": "reduction that its backend refuses",
 }
-# Cases that are made by a function which makes others too, and which tests look at by their names; or which alone see
-# through one of the wrong caches (test_mutants.py).
+# Cases that tests look at by their names, or which alone see through one of the wrong caches (test_mutants.py).
 NAMED = (
+    "a_reduction_that_the_backend_refuses",
     "all_gather_extension_of_two_tensors",
     "all_gather_extension_that_gathers_a_subclass",
+    "backward_of_a_root_left_sharded",
+    "custom_all_gather",
     "edits_of_frozen_groups",
     "edits_on_one_rank_between_forward_and_backward",
     "edits_raw_between_micro_batches",
@@ -111,13 +113,16 @@ NAMED = (
     "fsdp1_hybrid_inside_the_nodes",
     "full_adamw_fused",
     "load_state_dict_copy_between_micro_batches",
+    "lora",
     "reshard_after_forward_2",
     "step_in_backward_torch_block_twice",
     "tied_weights_in_a_list_of_modules",
+    "two_parameter_groups_of_one_block",
+    "views_that_outlive_a_reshard",
     "whole_behind_uncounted_writes",
     "whole_behind_writes_on_one_rank",
     "zeroth_order_raw",
 )
-TRAINED = some(run.CASES, of_alike=3, of_a_file=1) | {name: run.CASES[name] for name in NAMED}
+TRAINED = some(run.CASES, of_alike=6, of_a_file=2) | {name: run.CASES[name] for name in NAMED}
 THERE = {name: case for name, case in TRAINED.items() if not any(re.search(why, name) for why in NOT_THERE)}
 TRAINED_ON_SIM = sorted(some(THERE, of_alike=8, of_a_file=8))
