@@ -14,10 +14,10 @@ compiler. Ends with one summary, which lists what was skipped and why. tools/Mak
 
   --quick   runs the C tests with every check (of many like runs, each 64th), the Python tests that start no ranks,
             and format and lint but for clang-tidy
-  --matrix  runs each training case in all configurations, and each that bytes alone must tell of by both readers; over
-            NCCL with both policies; and all on the simulated device in both mappings. Without it: every second case, and
-            of those that are alike every sixth, each in one configuration; a third of those that bytes alone must tell
-            of, by one reader; over NCCL with one policy; and on the simulated device some, each in one mapping
+  --matrix  runs each training case in all configurations, and each that bytes alone must tell of by both readers; and
+            all on the simulated device in both mappings. Without it: every second case, and of those that are alike
+            every sixth, each in one configuration; a third of those that bytes alone must tell of, by one reader; and on
+            the simulated device some, each in one mapping
   --frameworks
             runs all jobs of accelerate, transformers, PEFT, TRL, Lightning and torchtitan; without it, one runs of FSDP1,
             of accelerate with PEFT, of transformers and of Lightning
