@@ -20,6 +20,7 @@ tools/bench.sh spill [DIRECTORY] [--slices N] [--size MIB] [--rounds N]
 tools/bench.sh frameworks [--write] [--rate RATE] [NAME ...]
 tools/bench.sh plan [--jobs A,B] [--rates A,B] [--modes A,B] [--rounds N] [--json FILE]
 tools/bench.sh peers [--write] [--rate RATE] [--repeat N]
+tools/bench.sh curves [--steps N] [--picture X.svg] [--write] [-- OPTIONS OF tools/demo/gpt.py]
 
 Without arguments: sets everything up (once), then measures the allocator on the simulated device, and on the CUDA
 device where one answers: recorded training runs, replayed into FCDP's allocator and into models of PyTorch's; what a
@@ -119,6 +120,13 @@ needs root, or a kernel that lets users make namespaces.
   --write            puts the table into docs/peers.md
   --rate 1gbit       another link
   --repeat 3         runs all of them so often, interleaved, and prints medians
+
+curves: trains the demo's GPT on 2 emulated nodes of 2 ranks for 200 steps by FSDP2, FCDP, HSDP, and FCDP with each setting
+that adds or rounds in another way. It prints how far the losses are apart. It ends with 1 where FCDP=1 alone has other
+losses than FSDP2. About ten minutes after the set-up; needs root, or a kernel that lets users make namespaces.
+  --picture X.svg    draws the losses, one over the other
+  --write            draws docs/loss-curves.svg
+  --steps 1000       another number of optimizer steps
 END
 }
 
@@ -126,7 +134,7 @@ what=${1:-all}
 case $what in
     all | alloc | trace) shift $(($# > 0)) ;;
     overlap | agreement | codec | pressure | host | host-ahead | policies) shift ;;
-    changed | spill | frameworks | plan | peers) shift ;;
+    changed | spill | frameworks | plan | peers | curves) shift ;;
     -h | --help) usage; exit 0 ;;
     --version) setup_version; exit 0 ;;
     *) usage >&2; exit 2 ;;
@@ -200,6 +208,7 @@ case $what in
     frameworks) setup all; run "$PY" tools/bench/frameworks.py "$@"; exit ;;
     plan) setup test; run "$PY" tools/bench/plan.py "$@"; exit ;;
     peers) setup demo; run "$PY" tools/bench/peers/compare.py "$@"; exit ;;
+    curves) setup demo; run "$PY" tools/bench/curves.py "$@"; exit ;;
 esac
 case $what in
     alloc) targets=(fcdp_simgpu fcdp-replay) ;;
