@@ -1,5 +1,5 @@
-"""One rank of test_reduce.py: what it says to do, its results in a file for each rank. argv: the folder, then `train` or
-`sums`."""
+"""One rank of test_reduce.py: what it says to do, its results in a file for each rank. argv: the folder, then `train`,
+`sums` or `no_sync`."""
 
 import contextlib
 import hashlib
@@ -68,7 +68,7 @@ def of_fsdp2(kwargs, change):
     model = in_mesh(Net(), **kwargs)
     if change:
         change(model)
-    return model, lambda: [p.grad.full_tensor() for p in model.parameters()], None
+    return model, lambda: [p.grad.full_tensor() for p in model.parameters()], True
 
 
 def of_fsdp1():
@@ -82,26 +82,25 @@ def of_fsdp1():
         with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
             return [p.grad.clone() for p in model.parameters()]
 
-    return model, gradients, model.no_sync
+    return model, gradients, False
 
 
 def train(make):
     torch.manual_seed(5)
-    model, gradients, no_sync = make()
+    model, gradients, leaves_out = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     data, said = torch.Generator().manual_seed(dist.get_rank()), []
     for _ in range(N_STEPS):
         for order, is_last in (([0, 1], False), ([1, 2], False), ([0, 1], True)):
             x = torch.randn(4, 11, generator=data)
-            if no_sync is None and ON:
+            if leaves_out and ON:
                 model.set_requires_gradient_sync(is_last)
-            elif no_sync is None:  # as what is kept: reduced within the node
+            elif leaves_out:  # as what is kept: reduced within the node
                 model.set_requires_all_reduce(is_last)
-            if no_sync is None:
+            if leaves_out:
                 model.order = order
-            with contextlib.nullcontext() if no_sync is None or is_last else no_sync():
-                loss = model(x).float().square().mean()
-                loss.backward()
+            loss = model(x).float().square().mean()
+            loss.backward()
         said.append([loss.item(), digest(gradients())])
         optimizer.step()
         optimizer.zero_grad()
@@ -115,8 +114,8 @@ class Product(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(shape))
 
-    def forward(self, x):
-        return (self.weight * x).sum()
+    def forward(self, x, is_used=True):
+        return (self.weight * x if is_used else x.clone().requires_grad_()).sum()
 
 
 def rounded(shard, wire):
@@ -164,6 +163,90 @@ def groups_of(module):
     return fsdp2._groups_of(module._get_fsdp_state()) if hasattr(module, "_get_fsdp_state") else []
 
 
+class Products(nn.Module):
+    """Each of its parts is a group of its own, which `used` names."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.parts = nn.ModuleList(Product(size) for _ in range(3))
+
+    def forward(self, x, used, idle):
+        """`idle` are parts through which autograd passes without a gradient for them."""
+        return sum(self.parts[i](x) for i in used) + sum(self.parts[i](x, False) for i in idle)
+
+
+class NoSync:
+    """FSDP1's accumulation in no_sync(). Gradients are small integers, which add up to the same in any order."""
+
+    SIZE = 4001  # not a multiple of the ranks
+
+    def __init__(self, use_orig_params):
+        self.model = Products(self.SIZE)
+        kwargs = {"use_orig_params": use_orig_params, "device_id": torch.device("cpu")}
+        for i, part in enumerate(self.model.parts):
+            self.model.parts[i] = FullyShardedDataParallel(part, **kwargs)
+        self.model = FullyShardedDataParallel(self.model, **kwargs)
+        self.parts = [part._handle.flat_param for part in self.model.module.parts]
+        self.data = [torch.Generator().manual_seed(70 + rank) for rank in range(dist.get_world_size())]
+
+    def backward(self, used, is_synchronised, idle=()):
+        """Returns what it adds to each part's gradient: over all ranks, FSDP1's mean."""
+        inputs = [torch.randint(-8, 9, (self.SIZE,), generator=data).float() for data in self.data]
+        with contextlib.nullcontext() if is_synchronised else self.model.no_sync():
+            self.model(inputs[dist.get_rank()], used, idle).backward()
+        mean = sum(inputs) / len(inputs)
+        return torch.stack([mean if i in used else torch.zeros(self.SIZE) for i in range(3)])
+
+    def gradients(self):
+        """Of each part, whole."""
+        found = []
+        for flat_param in self.parts:
+            shards = [torch.empty_like(flat_param.grad) for _ in self.data]
+            dist.all_gather(shards, flat_param.grad)
+            found.append(torch.cat(shards)[: self.SIZE])
+        return torch.stack(found)
+
+    def zero_grad(self):
+        self.model.zero_grad(set_to_none=True)
+
+
+def kept_by_fsdp1(use_orig_params):
+    """What went wrong, in words; and of a gradient whose backward was in no_sync(): elements on this rank, and all."""
+    job, wrong = NoSync(use_orig_params), []
+    optimizer = torch.optim.SGD(job.model.parameters(), lr=1.0)
+
+    def see(what, expected):
+        if not torch.equal(job.gradients(), expected):
+            wrong.append(what)
+
+    for _ in range(2):
+        expected = job.backward([0, 1], False) + job.backward([1, 2], False) + job.backward([0, 1, 2], True)
+        see("three backwards", expected)
+        expected = expected + job.backward([0, 2], False) + job.backward([0, 1, 2], True)
+        see("on top of a sharded gradient", expected)
+        job.zero_grad()
+    expected = job.backward([0, 1, 2], False) + job.backward([0], True, idle=[1])
+    see("parts that the last backward does not use", expected)
+    job.zero_grad()
+    job.backward([0, 1, 2], False)
+    kept = sum(part._handle._fcdp_kept.rows.numel() for part in job.model.module.parts)
+    # An optimizer sees first that it has another size, as with plain FSDP1.
+    for read, why in (
+        (lambda: job.parts[1].grad.sum(), "the gradient of parts.1 was used before it was reduced"),
+        (lambda: job.model.clip_grad_norm_(1.0), "was used before it was reduced"),
+        (optimizer.step, ""),
+    ):
+        try:
+            read()
+            wrong.append("a gradient that has not crossed was read")
+        except RuntimeError as error:
+            if why not in str(error):
+                wrong.append(f"it said {error}")
+    job.zero_grad()
+    see("gradients that the program has dropped", job.backward([0, 1, 2], True))
+    return {"wrong": wrong, "elements": [kept, 3 * job.SIZE]}
+
+
 def sums():
     """[dtype, is each element what it must be, is it what it was the first time]"""
     out = []
@@ -186,6 +269,8 @@ def main():
     dist.init_process_group("gloo")
     if what == "sums":
         result = {"sums": sums()}
+    elif what == "no_sync":
+        result = {"no_sync": [kept_by_fsdp1(use_orig_params) for use_orig_params in (False, True)]}
     else:
         result = {name: train(lambda of=of: of_fsdp2(*of)) for name, of in FSDP2.items()}
         result["fsdp1"] = train(of_fsdp1)

@@ -21,12 +21,14 @@ SOME = (
     "full_clipped accumulate_without_sync step_in_backward_torch blocks_skipped_in_some_steps tiny_parameters "
     "sharded_along_the_second_dimension hsdp_sharded_inside_the_nodes "
     "hsdp_sharded_across_the_nodes mesh_in_another_order fsdp1_clipped_orig fsdp1_bf16_reduction "
-    "fsdp1_hybrid_over_nodes fsdp1_gradients_compressed reductions_in_a_process_group_of_their_own"
+    "fsdp1_no_sync_orig fsdp1_hybrid_over_nodes fsdp1_gradients_compressed reductions_in_a_process_group_of_their_own"
 ).split()
 NAMES = [name for name in (run.CASES if is_whole() else SOME) if ASKED.search(name)]
 # Micro-batches without synchronisation, whose gradients are added behind the first step: as HSDP's, and not as those that
 # FSDP2 keeps unsharded.
-KEPT = re.compile("^accumulate_(without_sync|last_backward)|^backwards_finalized_by_hand_together")
+KEPT = re.compile(
+    "^accumulate_(without_sync|last_backward)|^backwards_finalized_by_hand_together|^fsdp1_no_sync(_orig)?$"
+)
 ON = REDUCED["hierarchical"]
 
 
@@ -39,7 +41,7 @@ def test_bitwise_the_sums_of_two_steps(launches, name):
     assert difference is None, difference
 
 
-THERE = "accumulate_without_sync step_in_backward_torch fsdp1_bf16_reduction".split()
+THERE = "accumulate_without_sync step_in_backward_torch fsdp1_bf16_reduction fsdp1_no_sync_orig".split()
 ON_SIM = [name for name in NAMES if name in (TRAINED_ON_SIM if is_whole() else THERE) and not OWN_NUMBERS.search(name)]
 
 
@@ -106,3 +108,14 @@ def test_the_nodes_sums_are_added_in_their_order(tmp_path, size, wire):
         # without synchronisation a rank keeps its share of the node's sums, and padding; FSDP2 keeps all
         gradients, parameters = rank["kept"]
         assert parameters / size <= gradients <= 1.1 * parameters / size
+
+
+def test_what_fsdp1_keeps_in_no_sync(tmp_path):
+    """With both kinds of its parameters."""
+    for rank in job(tmp_path, "no_sync", {**ON, "FCDP_LOCAL_SIZE": "2"}).ranks:
+        for result in rank["no_sync"]:
+            assert not result["wrong"], result["wrong"]
+            kept, gradients = result["elements"]
+            assert gradients / 2 <= kept <= 1.01 * gradients / 2
+        made = rank["stats"]["reductions"]
+        assert made["flat"] == 0 and made["kept"] > 0 and not made["reasons"], made

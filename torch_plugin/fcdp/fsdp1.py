@@ -1,11 +1,12 @@
-"""Where FCDP enters FSDP1 (FullyShardedDataParallel): the only file with FSDP1's private names.
+"""Where FCDP enters FSDP1 (FullyShardedDataParallel). The reductions of gradients are fsdp1_reduce.py's; no other file has
+FSDP1's private names.
 
 One function of FSDP1's is replaced: the all-gather of a flat parameter into a buffer of FSDP1's. FCDP gathers
 or restores the flat parameter in a region of its own, copies it into that buffer and releases the region at
 once. FSDP1's buffers, views and states are as ever, and nobody but FCDP has the region's bytes.
 
-The other functions that are wrapped say when a pass begins, when gradients are reduced, and what a shard was
-before it was moved to the device.
+The other functions that are wrapped say when a pass begins, and what a shard was before it was moved to the
+device.
 
 Tried with torch 2.15; what is named here is the same in 2.6 and 2.9, by their sources. The signatures are
 checked when FSDP1 is imported, the attributes when a flat parameter is gathered first, and on a mismatch plain
@@ -14,16 +15,14 @@ FSDP1 runs.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from fcdp import _fcdp, adopt, plain, presence, reduce, seam, settings, steps
+from fcdp import _fcdp, adopt, fsdp1_reduce, plain, presence, seam, settings, steps
 from fcdp.flat import Cut, cut, pieces
 from fcdp.group import Description, Group, address_of
 from fcdp.seam import stream_of, version_of, wrap
@@ -37,9 +36,6 @@ _FLAT_PARAM = (
     "_local_shard _sharded_size _unpadded_unsharded_size _full_param_padded _params _param_infos "
     "_shard_param_infos _numels_with_padding _is_padding_mask"
 ).split()
-
-# Of each state, where FCDP_REDUCE=hierarchical.
-_STATE = "_comm_hook _comm_hook_state _gradient_predivide_factor _gradient_postdivide_factor".split()
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -291,7 +287,7 @@ def install(module: ModuleType) -> None:
         return
     runtime_module._fcdp_installed = True
     _patch_handle(flat_module.FlatParamHandle)
-    _patch_runtime(runtime_module)
+    _patch_runtime(runtime_module, flat_module.FlatParamHandle)
     seam.watch_optimizers()
     seam.watch_groups()
     presence.announce()
@@ -374,7 +370,7 @@ class _Tree(Tree):
         return root is not None and root.training_state.name == "FORWARD_BACKWARD"
 
 
-def _patch_runtime(module: ModuleType) -> None:
+def _patch_runtime(module: ModuleType, cls: type) -> None:
     from torch.distributed.fsdp._common_utils import clean_tensor_name
 
     @wrap(module, "_share_state_and_init_handle_attrs")
@@ -410,53 +406,4 @@ def _patch_runtime(module: ModuleType) -> None:
         if begins:
             tree.begin_backward()
 
-    @wrap(module, "_reduce_grad")
-    def reduce(original, state, handle):
-        bytes_ = handle.flat_param._sharded_size.numel() * handle.flat_param.grad.itemsize
-        if handle.__dict__.get("_fcdp") is not None:
-            handle._fcdp.reduced()
-        reducer = _reducer(state, handle)
-        with (
-            seam.reduction(handle.process_group, handle.device, bytes_, lambda: _name(handle) or "the root", reducer),
-            _reduces_in_steps(state, reducer) if reducer is not None else contextlib.nullcontext(),
-        ):
-            return original(state, handle)
-
-
-def _reducer(state: Any, handle: Any) -> reduce.Reducer | None:
-    """What reduces in the place of FSDP1's reduce-scatter, with FCDP_REDUCE=hierarchical. None: FSDP1 does."""
-    if not reduce.is_on() or handle.process_group.size() == 1:
-        return None
-    reason = None
-    missing = [name for name in _STATE if not hasattr(state, name)]
-    if missing:
-        reason = seam.unknown_torch("FSDP1", f"{type(state).__name__}.{missing[0]}")
-    elif state._comm_hook is not None:
-        reason = "it has a communication hook"
-    elif handle._sharding_strategy.name.startswith(("HYBRID", "_HYBRID")):
-        reason = "FSDP1's hybrid strategies take no communication hook"
-    elif getattr(handle, "_use_fake_reduce", False):
-        reason = "FSDP_USE_FAKE_REDUCE is set"
-    if reason:
-        reduce.leave(reason)
-        return None
-    return reduce.reducer_of(handle.process_group)
-
-
-@contextlib.contextmanager
-def _reduces_in_steps(state: Any, reducer: reduce.Reducer) -> Iterator[None]:
-    """FSDP1's communication hook for the time of one reduction. Where there is a hook, FSDP1 leaves the divisions to it,
-    which keep float16 from overflowing."""
-
-    def hook(_: object, gradient: torch.Tensor, output: torch.Tensor) -> None:
-        if state._gradient_predivide_factor > 1:
-            gradient.div_(state._gradient_predivide_factor)
-        reducer.reduce_scatter(output, gradient, dist.ReduceOp.SUM, may_overwrite=False)
-        if state._gradient_postdivide_factor > 1:
-            output.div_(state._gradient_postdivide_factor)
-
-    state._comm_hook = hook
-    try:
-        yield
-    finally:
-        state._comm_hook = None
+    fsdp1_reduce.install(module, cls, _name)

@@ -28,6 +28,16 @@ def _text(name: str) -> str:
     )
 
 
+def close(storage: torch.UntypedStorage, text: str) -> None:
+    """From now on an access raises RuntimeError(text). Where SUPPORTED."""
+    _close(storage._cdata, text)
+
+
+def open(storage: torch.UntypedStorage) -> None:
+    """An access is as ever. Where SUPPORTED."""
+    _open(storage._cdata)
+
+
 class Storages:
     """The storages of one group, closed from the start: an access raises RuntimeError until `open`, and again after
     `close`. A pair costs 0.4 to 0.6 us a storage. An unshard opens them once the bytes are in place, and a reshard
