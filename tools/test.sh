@@ -8,9 +8,10 @@ usage() {
 tools/test.sh [--quick | --matrix | --frameworks | --faults | --gpu | --help | --version] [-- PYTEST ARGUMENTS]
 
 Sets everything up (once) and runs all tests, side by side: the C tests with every internal check (FCDP_CHECK=3), under
-ASan+UBSan and under TSan; pytest over tests/ with the wheel, twice, for the training cases and for the rest; format and
-lint (.pre-commit-config.yaml). The first C tests are built by clang where it is installed, the others by the system's
-compiler. Ends with one summary, which lists what was skipped and why. tools/Makefile has what each option runs.
+ASan+UBSan, those of several threads under TSan too, and what measures time without a sanitizer; pytest over tests/ with
+the wheel, twice, for the training cases and for the rest; format and lint (.pre-commit-config.yaml). The first C tests
+are built by clang where it is installed, the others by the system's compiler. Ends with one summary, which lists what
+was skipped and why. tools/Makefile has what each option runs.
 
   --quick   runs the C tests with every check (of many like runs, each 64th), the Python tests that start no ranks,
             and format and lint but for clang-tidy
@@ -21,8 +22,8 @@ compiler. Ends with one summary, which lists what was skipped and why. tools/Mak
   --frameworks
             runs all jobs of accelerate, transformers, PEFT, TRL, Lightning and torchtitan; without it, one runs of FSDP1,
             of accelerate with PEFT, of transformers and of Lightning
-  --faults  fails each driver call of a schedule in tiering, and each third of the engine's; without it, each fourth
-            of tiering's, and of the engine's fewer
+  --faults  fails each driver call of a schedule in tiering, and each third of the engine's; without it, each eighth
+            of tiering's, and of the engine's fewer. Runs all C tests under TSan
   --gpu     runs what needs a CUDA device: the C tests that run on any driver, and the Python tests for it
   --help    this text
 
