@@ -16,8 +16,8 @@ was skipped and why. tools/Makefile has what each option runs.
   --quick   runs the C tests with every check (of many like runs, each 64th), the Python tests that start no ranks,
             and format and lint but for clang-tidy
   --matrix  runs each training case in all configurations, and each that bytes alone must tell of by both readers; and
-            all on the simulated device in both mappings. Without it: every second case, and of those that are alike
-            every sixth, each in one configuration; a third of those that bytes alone must tell of, by one reader; and on
+            all on the simulated device in both mappings. Without it: every third case, and of those that are alike
+            every eighth, each in one configuration; a third of those that bytes alone must tell of, by one reader; and on
             the simulated device some, each in one mapping
   --frameworks
             runs all jobs of accelerate, transformers, PEFT, TRL, Lightning and torchtitan; without it, one runs of FSDP1,

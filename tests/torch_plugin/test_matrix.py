@@ -1,5 +1,5 @@
-"""FCDP trains bit for bit as plain FSDP does, on four ranks that stand for two nodes of two: every second case, and of
-those that are alike every sixth, each in one configuration (configurations.py). TEST_MATRIX=whole: every case, in all.
+"""FCDP trains bit for bit as plain FSDP does, on four ranks that stand for two nodes of two: every third case, and of
+those that are alike every eighth, each in one configuration (configurations.py). TEST_MATRIX=whole: every case, in all.
 TEST_CASES=REGEX: of these cases alone."""
 
 import os
