@@ -114,6 +114,7 @@ NAMED = (
     "fsdp1_hybrid_inside_the_nodes",
     "full_adamw_fused",
     "load_state_dict_copy_between_micro_batches",
+    "model_deleted_and_made_again",
     "lora",
     "reshard_after_forward_2",
     "step_in_backward_torch_block_twice",
