@@ -9,6 +9,9 @@
  *     block b: the shards of rank (b, local) of every group of the chunk, one after another
  *     the chunks use the halves in turn, each once the copies out of it are done
  *
+ * With FCDP_CODEC a chunk crosses as one gather of differences (delta.h): its blocks are filled with the base
+ * first, which is what this rank itself has stored in host memory.
+ *
  * As in moves.c, everything is enqueued by the thread that runs the model, in the program's order, which all
  * ranks have in common.
  */
@@ -58,7 +61,95 @@ typedef struct chunk {
     size_t block_bytes; /* B */
     int half;
     fcdp_dptr at; /* of the half */
+    bool delta;   /* it crosses as differences, or asks for it */
 } chunk;
+
+/* Fills in where the group's pieces of its lane lie: in its region, and from offset `at` of each block on.
+ * Room for n_extents * n_nodes; returns how many. */
+static size_t sources_of(const chunk *c, const fcdp_group *group, size_t at, fcdp_source *sources_out) {
+    const fcdp_topology *topology = &c->comm->topology;
+    size_t n = 0;
+    for (uint32_t i = 0; i < group->layout->n_extents; i++) {
+        size_t bytes = group->layout->extents[i].shard_bytes;
+        if (!group->stale[i] || !bytes) continue;
+        for (uint32_t b = 0; b < topology->n_nodes; b++)
+            sources_out[n++] = (fcdp_source){
+                fcdp__dptr_add(c->at, b * c->block_bytes + at),
+                fcdp__plan_shard(group->layout, topology, i, b, topology->local)};
+        at += bytes;
+    }
+    return n;
+}
+
+static fcdp_source *sources_make(const chunk *c, const fcdp_group *group) {
+    return malloc(((size_t)group->layout->n_extents * c->comm->topology.n_nodes + 1) * sizeof(fcdp_source));
+}
+
+/* Packs this rank's block. */
+static fcdp_status shards_pack(const chunk *c, fcdp_stream inter) {
+    fcdp_dptr to = fcdp__dptr_add(c->at, c->comm->topology.node * c->block_bytes);
+    const uint64_t *inputs = c->inputs;
+    fcdp_status status = FCDP_OK;
+    for (uint32_t g = 0; g < c->n && !status; inputs += c->groups[g]->layout->n_extents, g++) {
+        const fcdp_layout *layout = c->groups[g]->layout;
+        for (uint32_t i = 0; i < layout->n_extents && !status; i++) {
+            size_t bytes = layout->extents[i].shard_bytes;
+            if (!c->groups[g]->stale[i] || !bytes) continue;
+            status = fcdp__driver_copy_d2d(c->comm->engine->drv, to, (fcdp_dptr){inputs[i]}, bytes, inter);
+            to = fcdp__dptr_add(to, bytes);
+        }
+    }
+    return status;
+}
+
+/* Does host memory have this rank's pieces of what is stale? */
+static bool has_base(const fcdp_group *group) {
+    fcdp_region_state state;
+    fcdp__region_state(group->region, &state);
+    uint32_t mask = stale_mask(group, true);
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (mask & 1u << s && !state.span[s].stored && !state.span[s].whole) return false;
+    return true;
+}
+
+/* The base of all groups, to the blocks; none if a group has none. */
+static fcdp_status base_load(const chunk *c, fcdp_stream inter, bool *has_out) {
+    fcdp_status status = FCDP_OK;
+    *has_out = true;
+    for (uint32_t g = 0; g < c->n; g++) *has_out = *has_out && has_base(c->groups[g]);
+    size_t at = 0;
+    for (uint32_t g = 0; g < c->n && *has_out && !status; at += stale_bytes(c->groups[g]), g++) {
+        fcdp_group *group = c->groups[g];
+        fcdp_source *sources = sources_make(c, group);
+        if (!sources) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
+        size_t n = sources_of(c, group, at, sources);
+        status = fcdp__region_read_own(group->region, stale_mask(group, true), sources, n, inter);
+        free(sources);
+    }
+    return status;
+}
+
+static fcdp_status differences_gather(const chunk *c, fcdp_stream inter) {
+    bool base;
+    size_t n_extents = 0, n = 0, at = 0;
+    for (uint32_t g = 0; g < c->n; g++) n_extents += c->groups[g]->layout->n_extents;
+    fcdp_status status = base_load(c, inter, &base);
+    if (status) return status;
+    fcdp_delta_cut *cuts = malloc((n_extents + 1) * sizeof *cuts);
+    if (!cuts) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of %u groups", c->n);
+    const uint64_t *inputs = c->inputs;
+    for (uint32_t g = 0; g < c->n; inputs += c->groups[g]->layout->n_extents, g++)
+        for (uint32_t i = 0; i < c->groups[g]->layout->n_extents; i++) {
+            size_t bytes = c->groups[g]->layout->extents[i].shard_bytes;
+            if (!c->groups[g]->stale[i] || !bytes) continue;
+            fcdp_part part = {fcdp__dptr_add(c->at, at), bytes, c->block_bytes};
+            cuts[n++] = (fcdp_delta_cut){c->groups[g], i, {inputs[i]}, part};
+            at += bytes;
+        }
+    status = fcdp__delta_gather(c->comm, &c->comm->deltas_together, base, cuts, n, inter);
+    free(cuts);
+    return status;
+}
 
 /* Packs this rank's block and fills the others. Packing waits for the half's last copies, not for its turn on
  * the lane. */
@@ -67,21 +158,15 @@ static fcdp_status chunk_gather(const chunk *c) {
     fcdp_engine *engine = comm->engine;
     fcdp_stream inter = comm->set->streams[comm->n_gathers++ % FCDP_N_INTER];
     fcdp_part part = {c->at, c->block_bytes, c->block_bytes};
-    fcdp_dptr to = fcdp__dptr_add(c->at, comm->topology.node * c->block_bytes);
-    const uint64_t *inputs = c->inputs;
     fcdp_status status = fcdp__driver_stream_wait(engine->drv, inter, c->written);
     if (!status)
         status = fcdp__driver_stream_wait(engine->drv, inter, c->comm->set->staging.emptied[c->half]);
-    for (uint32_t g = 0; g < c->n && !status; inputs += c->groups[g]->layout->n_extents, g++) {
-        const fcdp_layout *layout = c->groups[g]->layout;
-        for (uint32_t i = 0; i < layout->n_extents && !status; i++) {
-            size_t bytes = layout->extents[i].shard_bytes;
-            if (!c->groups[g]->stale[i] || !bytes) continue;
-            status = fcdp__driver_copy_d2d(engine->drv, to, (fcdp_dptr){inputs[i]}, bytes, inter);
-            to = fcdp__dptr_add(to, bytes);
-        }
+    if (!status && c->delta) {
+        status = differences_gather(c, inter);
+    } else if (!status) {
+        status = shards_pack(c, inter);
+        if (!status) status = fcdp__comm_all_gather(comm, NULL, FCDP_LANE_INTER, &part, 1, 0, inter);
     }
-    if (!status) status = fcdp__comm_all_gather(comm, NULL, FCDP_LANE_INTER, &part, 1, 0, inter);
     return status ? status
                   : fcdp__driver_event_record(engine->drv, c->comm->set->staging.filled[c->half], inter);
 }
@@ -90,26 +175,17 @@ static fcdp_status chunk_gather(const chunk *c) {
  * begin restores the group, and counts these bytes. group->reading is the half's event: it is recorded again
  * only behind the copies of this use, so a wait for a later record of it is long enough. */
 static fcdp_status group_store(const chunk *c, fcdp_group *group, size_t at) {
-    const fcdp_topology *topology = &c->comm->topology;
     fcdp_event filled = c->comm->set->staging.filled[c->half];
-    fcdp_source *sources = malloc(((size_t)group->layout->n_extents * topology->n_nodes + 1) *
-                                  sizeof *sources);
+    fcdp_source *sources = sources_make(c, group);
     if (!sources) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to store '%s'", group->name);
-    size_t n = 0;
-    for (uint32_t i = 0; i < group->layout->n_extents; i++) {
-        size_t bytes = group->layout->extents[i].shard_bytes;
-        if (!group->stale[i] || !bytes) continue;
-        for (uint32_t b = 0; b < topology->n_nodes; b++)
-            sources[n++] = (fcdp_source){fcdp__dptr_add(c->at, b * c->block_bytes + at),
-                                         fcdp__plan_shard(group->layout, topology, i, b, topology->local)};
-        at += bytes;
-    }
+    size_t n = sources_of(c, group, at, sources);
     fcdp_status status = fcdp__region_fill_host(group->region, stale_mask(group, true), sources, n, filled);
     free(sources);
     if (status) return status;
     status = fcdp__group_set_reading(group, filled, c->stream);
     if (status) return status;
     group->coalesced_bytes += stale_bytes(group);
+    if (!c->delta) group->coalesced_whole_bytes += stale_bytes(group);
     group->not_on_device = true; /* on every rank */
     fcdp__copy_replaced(group);
     fcdp__group_accept(group);
@@ -144,9 +220,12 @@ static fcdp_status chunks_run(fcdp_group *const *groups, const uint64_t *inputs,
     }
     size_t half_bytes = total / MAX_CHUNKS + largest; /* less than `largest` of a half stays empty */
     if (half_bytes < MIN_CHUNK_BYTES) half_bytes = MIN_CHUNK_BYTES;
+    bool delta = false;
     fcdp_status status = fcdp__staging_reserve(set, half_bytes);
+    if (!status) status = fcdp__deltas_serve(groups, n, &delta);
     if (!status) status = fcdp__driver_event_record(engine->drv, groups[0]->written, stream);
     chunk c = {.comm = groups[0]->comm,
+               .delta = delta,
                .stream = stream,
                .written = groups[0]->written,
                .groups = groups,
@@ -191,5 +270,10 @@ fcdp_status fcdp_groups_coalesce(fcdp_group *const *groups, const uint64_t *inpu
     if (!status) return FCDP_OK;
     status = fcdp__fail(status, "gathering %u small groups together ('%s', ...): %s", n, groups[0]->name,
                         fcdp_error_text());
-    return fcdp__comm_fail(comm, status);
+    fcdp_failure failure = fcdp__failure_keep(fcdp__comm_fail(comm, status));
+    bool delta = comm->deltas_together.last; /* no event of a group's tells of what was enqueued then */
+    for (int i = 0; i < FCDP_N_INTER && delta; i++)
+        if (fcdp__driver_stream_sync(engine->drv, comm->set->streams[i]))
+            fcdp__log(FCDP_LOG_DEBUG, "'%s': %s", groups[0]->name, fcdp_error_text());
+    return fcdp__failure_restore(&failure);
 }

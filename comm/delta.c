@@ -31,19 +31,20 @@ typedef struct head {      /* of a member; all zeroes but for the gain: it has n
 } head;
 
 typedef struct cut {   /* one stale extent */
+    fcdp_group *group;
     const char *shard; /* this rank's */
-    char *place;       /* of member 0, in the region; of member i, i * stride_bytes on */
+    char *place;       /* of member 0; of member i, i * stride_bytes on */
     size_t bytes, stride_bytes;
     unsigned element_bytes;
 } cut;
 
-/* One gather: its group's last one. Made by the thread that enqueues it, then the stream's; freed by the
- * former once `done`. */
+/* One gather, of the last ones of its state. Made by the thread that enqueues it, then the stream's; freed by
+ * the former once `done`. */
 typedef struct fcdp_delta {
-    struct fcdp_delta *next; /* of those that a device which failed has left undone */
-    atomic_bool done;        /* release: all of this, and the group's state, has been written */
+    struct fcdp_delta *next; /* of the state's; then of those that a device which failed has left undone */
+    atomic_bool done;        /* release: all of this, and the state, has been written */
     fcdp_comm *comm;
-    fcdp_group *group;
+    fcdp_delta_state *state;
     fcdp_delta_scratch *scratch;
     uint32_t object, step, track; /* the trace's */
     uint32_t n, me;               /* members */
@@ -130,17 +131,16 @@ static void rate_note(double *rate, double measured) {
 static int64_t gain_ns(const delta *d) {
     const fcdp_delta_rates *r = &d->comm->delta_rates;
     double others = d->n - 1, bytes = (double)d->bytes;
-    if (d->group->delta.wire >= 1) return -1;
-    if (!(r->link_ns > 0 && r->decode_ns > 0 && d->group->delta.wire > 0)) return 1;
-    double spared_ns = others * bytes * r->link_ns * (1 - d->group->delta.wire);
+    if (d->state->wire >= 1) return -1;
+    if (!(r->link_ns > 0 && r->decode_ns > 0 && d->state->wire > 0)) return 1;
+    double spared_ns = others * bytes * r->link_ns * (1 - d->state->wire);
     return (int64_t)(spared_ns - 2 * (bytes * r->encode_ns + others * bytes * r->decode_ns) - r->latency_ns);
 }
 
 /* The same on all members: each has all heads. After a rest they are tried anew, and measured. */
 static void next_decide(delta *d) {
-    int64_t gain = 0;
-    for (uint32_t b = 0; b < d->n; b++) gain += d->heads[b].gain_ns;
-    d->group->delta.rests = d->by_gain && gain <= 0 ? N_RESTS : 0;
+    for (uint32_t b = 0; b < d->n; b++) d->state->gain_ns += d->heads[b].gain_ns;
+    d->state->rests = d->by_gain && d->state->gain_ns <= 0 ? N_RESTS : 0;
 }
 
 /* ---- the exchanges, on the stream's thread, in the lane's turn ---- */
@@ -212,7 +212,7 @@ static fcdp_status differences_cross(delta *d, size_t wire_bytes, bool *right_ou
         fcdp__log(FCDP_LOG_WARN,
                   "'%s': what came of differences does not have its sender's fingerprint on some rank, and "
                   "crosses whole; this is said once",
-                  d->group->name);
+                  d->cuts[0].group->name);
     return FCDP_OK;
 }
 
@@ -234,10 +234,10 @@ static fcdp_status cross(delta *d) {
     if (status) return status;
     size_t wire_bytes = wire_bytes_of(d);
     for (uint32_t b = 0; b < d->n; b++) /* it has a base, and encoded in vain */
-        if (d->heads[b].base && !d->heads[b].wire_bytes) d->group->delta.wire = 1;
+        if (d->heads[b].base && !d->heads[b].wire_bytes) d->state->wire = 1;
     if (wire_bytes) {
         status = differences_cross(d, wire_bytes, &right);
-        d->group->delta.wire = (double)wire_bytes / (double)d->bytes;
+        d->state->wire = (double)wire_bytes / (double)d->bytes;
         rate_note(&d->comm->delta_rates.encode_ns, (double)d->encode_ns / (double)d->bytes);
         if (!status && right) fcdp__count(&d->comm->engine->counts, FCDP_COUNT_DELTA_GATHERS, 1);
     }
@@ -274,14 +274,26 @@ static void encode_run(void *arg) {
     if (d->heads[d->me].wire_bytes) d->heads[d->me].shards = places_fingerprint(d, d->me, d->me + 1);
 }
 
+/* Each group's part of what was sent. */
+static void groups_count(const delta *d) {
+    size_t at = 0, counted = 0;
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
+        at += c->bytes;
+        uint64_t until = (uint64_t)((double)d->sent_bytes * ((double)at / (double)d->bytes));
+        if (c + 1 == d->cuts + d->n_cuts) until = d->sent_bytes;
+        fcdp__count(&c->group->counts, FCDP_COUNT_SAVED_GATHER_BYTES,
+                    (until - counted) * d->comm->topology.node_size);
+        counted = until;
+    }
+}
+
 static void cross_run(void *arg) {
     delta *d = arg;
     fcdp_engine *engine = d->comm->engine;
     uint64_t start_ns = fcdp__trace_start(), begun_ns = fcdp__now_ns();
     if (!is_over(d) && cross(d)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     fcdp__count(&engine->counts, FCDP_COUNT_GATHER_INTER_BYTES, d->sent_bytes);
-    fcdp__count(&d->group->counts, FCDP_COUNT_SAVED_GATHER_BYTES,
-                d->sent_bytes * d->comm->topology.node_size);
+    if (d->sent_bytes) groups_count(d);
     if (start_ns)
         fcdp__trace_as_is(&(fcdp_trace_event){.kind = FCDP_EVENT_GATHER,
                                               .time_ns = start_ns,
@@ -327,25 +339,53 @@ static void delta_free(delta *d) {
     free(d);
 }
 
-fcdp_status fcdp__delta_serves(fcdp_use *use, bool *serves_out) {
-    fcdp_group *group = use->group;
-    fcdp_delta_state *state = &group->delta;
-    *serves_out = false;
-    if (!may_serve(group)) return FCDP_OK;
-    if (state->last && !atomic_load_explicit(&state->last->done, memory_order_acquire)) {
-        fcdp_status status = fcdp__driver_event_sync(group->comm->engine->drv, group->crossed);
+/* Where its last gathers are still under way, the host waits behind the n events. */
+static fcdp_status state_await(fcdp_delta_state *state, fcdp_driver *drv, const fcdp_event *events, int n) {
+    bool done = true;
+    for (const delta *d = state->last; d; d = d->next)
+        done = done && atomic_load_explicit(&d->done, memory_order_acquire);
+    for (int i = 0; i < n && !done; i++) {
+        fcdp_status status = fcdp__driver_event_sync(drv, events[i]);
         if (status) return status;
     }
-    if (state->last) delta_free(state->last);
-    state->last = NULL;
-    if (!state->is_primed) {
-        state->is_primed = true;
-    } else if (state->rests > 0) {
-        state->rests--;
-    } else {
-        *serves_out = true;
+    while (state->last) {
+        delta *d = state->last;
+        state->last = d->next;
+        delta_free(d);
     }
     return FCDP_OK;
+}
+
+/* Of the gathers that come next: is it their turn? */
+static bool state_serves(fcdp_delta_state *state) {
+    if (state->rests > 0) {
+        state->rests--;
+        return false;
+    }
+    state->gain_ns = 0;
+    return true;
+}
+
+fcdp_status fcdp__delta_serves(fcdp_use *use, bool *serves_out) {
+    fcdp_group *group = use->group;
+    *serves_out = false;
+    if (!may_serve(group)) return FCDP_OK;
+    fcdp_status status = state_await(&group->delta, group->comm->engine->drv, &group->crossed, 1);
+    if (status) return status;
+    *serves_out = group->delta.is_primed && state_serves(&group->delta);
+    group->delta.is_primed = true;
+    return FCDP_OK;
+}
+
+/* They have been gathered before, each by itself. */
+fcdp_status fcdp__deltas_serve(fcdp_group *const *groups, uint32_t n, bool *serves_out) {
+    fcdp_comm *comm = groups[0]->comm;
+    *serves_out = true;
+    for (uint32_t g = 0; g < n; g++) *serves_out = *serves_out && may_serve(groups[g]);
+    if (!*serves_out) return FCDP_OK;
+    fcdp_status status = state_await(&comm->deltas_together, comm->engine->drv, comm->set->staging.filled, 2);
+    if (!status) *serves_out = state_serves(&comm->deltas_together);
+    return status;
 }
 
 /* What host memory has of a span is this rank's own pieces at the least, which are those of its lane. */
@@ -397,9 +437,8 @@ static void announce(const delta *d, bool crosses) {
     free(accesses);
 }
 
-static delta *delta_make(fcdp_use *use, const fcdp_part *parts, size_t n, fcdp_stream inter) {
-    fcdp_group *group = use->group;
-    fcdp_comm *comm = group->comm;
+static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, bool has_base, const fcdp_delta_cut *cuts,
+                         size_t n, fcdp_stream inter) {
     uint32_t which = inter == comm->set->streams[FCDP_STREAM_INTER_0] ? 0 : 1;
     delta *d = calloc(1, sizeof *d + n * sizeof *d->cuts);
     head *heads = calloc(comm->topology.n_nodes, sizeof *heads);
@@ -409,35 +448,36 @@ static delta *delta_make(fcdp_use *use, const fcdp_part *parts, size_t n, fcdp_s
         return NULL;
     }
     d->comm = comm;
-    d->group = group;
+    d->state = state;
     d->scratch = &comm->set->delta_scratch[which];
-    d->object = fcdp__group_object(group);
+    d->object = cuts[0].group == cuts[n - 1].group ? fcdp__group_object(cuts[0].group) : 0;
     d->step = fcdp__trace_step();
     d->track = which ? FCDP_TRACK_INTER_1 : FCDP_TRACK_INTER_0;
     d->n = comm->topology.n_nodes;
     d->me = comm->topology.node;
     d->by_gain = comm->engine->options.codec == FCDP_CODEC_AUTO;
-    d->encodes = use->has_base;
+    d->encodes = has_base;
     d->heads = heads;
-    for (size_t k = 0; k < n; k++) {
-        uint32_t i = use->plan->stale[k];
-        d->cuts[d->n_cuts++] = (cut){.shard = (const char *)(uintptr_t)use->inputs[i],
-                                     .place = (char *)(uintptr_t)parts[k].at.addr,
-                                     .bytes = parts[k].bytes,
-                                     .stride_bytes = parts[k].stride_bytes,
-                                     .element_bytes = group->element_bytes[i] == 2 ? 2 : 4};
-        d->bytes += parts[k].bytes;
+    for (const fcdp_delta_cut *c = cuts; c < cuts + n; c++) {
+        d->cuts[d->n_cuts++] = (cut){.group = c->group,
+                                     .shard = (const char *)(uintptr_t)c->shard.addr,
+                                     .place = (char *)(uintptr_t)c->part.at.addr,
+                                     .bytes = c->part.bytes,
+                                     .stride_bytes = c->part.stride_bytes,
+                                     .element_bytes = c->group->element_bytes[c->extent] == 2 ? 2 : 4};
+        d->bytes += c->part.bytes;
     }
-    group->delta.last = d;
+    d->next = state->last;
+    state->last = d;
     return d;
 }
 
-fcdp_status fcdp__delta_gather(fcdp_use *use, const fcdp_part *parts, size_t n, fcdp_stream inter) {
-    fcdp_group *group = use->group;
-    fcdp_driver *drv = group->comm->engine->drv;
-    fcdp_event turn = group->comm->set->turn[FCDP_LANE_INTER];
-    delta *d = delta_make(use, parts, n, inter);
-    if (!d) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
+fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, bool has_base,
+                               const fcdp_delta_cut *cuts, size_t n, fcdp_stream inter) {
+    fcdp_driver *drv = comm->engine->drv;
+    fcdp_event turn = comm->set->turn[FCDP_LANE_INTER];
+    delta *d = delta_make(comm, state, has_base, cuts, n, inter);
+    if (!d) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", cuts[0].group->name);
     announce(d, false);
     fcdp_status status = fcdp__driver_host_function(drv, inter, encode_run, d);
     if (!status) status = fcdp__driver_stream_wait(drv, inter, turn);
@@ -446,7 +486,7 @@ fcdp_status fcdp__delta_gather(fcdp_use *use, const fcdp_part *parts, size_t n, 
         status = fcdp__driver_host_function(drv, inter, cross_run, d);
     }
     if (!status) status = fcdp__driver_event_record(drv, turn, inter);
-    if (!status) fcdp__count(&group->comm->engine->counts, FCDP_COUNT_GATHER_CALLS, 1);
+    if (!status) fcdp__count(&comm->engine->counts, FCDP_COUNT_GATHER_CALLS, 1);
     return status;
 }
 
@@ -467,9 +507,11 @@ void fcdp__delta_forget(fcdp_group *group) {
 }
 
 void fcdp__deltas_free(fcdp_comm *comm) {
-    while (comm->deltas) {
-        delta *d = comm->deltas;
-        comm->deltas = d->next;
-        delta_free(d);
-    }
+    struct fcdp_delta **const lists[] = {&comm->deltas, &comm->deltas_together.last};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        while (*lists[i]) {
+            delta *d = *lists[i];
+            *lists[i] = d->next;
+            delta_free(d);
+        }
 }

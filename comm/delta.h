@@ -37,13 +37,14 @@ typedef struct fcdp_delta_scratch {
 } fcdp_delta_scratch;
 void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch);
 
-/* A group's. Written in the lane's turn, from what all members have in common; read once the gather has
- * ended: so the same on all members. */
+/* A group's, or of what a shard group gathers together. Written in the lane's turn, from what all members
+ * have in common; read once the gathers have ended: so the same on all members. */
 typedef struct fcdp_delta_state {
-    uint32_t rests; /* gathers from here on without heads */
-    double wire;    /* bytes of differences by bytes of shards, as last made; 0: never; 1: too many */
-    bool is_primed; /* it was gathered before: there is a base */
-    struct fcdp_delta *last; /* the last gather with heads; NULL: it has been seen to end */
+    uint32_t rests;  /* gathers from here on without heads */
+    double wire;     /* bytes of differences by bytes of shards, as last made; 0: never; 1: too many */
+    int64_t gain_ns; /* that all members expected of the last gathers, together */
+    bool is_primed;  /* it was gathered before: there is a base */
+    struct fcdp_delta *last; /* the last gathers with heads; NULL: they have been seen to end */
 } fcdp_delta_state;
 
 /* A shard group's; 0: not measured yet. Written in the lane's turn. */
@@ -55,6 +56,21 @@ typedef struct fcdp_delta_rates {
 /* Once in a process: why FCDP_CODEC=delta changes nothing here. */
 void fcdp__delta_warn(const fcdp_comm *comm);
 
+/* ---- gathers ---- */
+
+/* A stale extent in one gather. */
+typedef struct fcdp_delta_cut {
+    fcdp_group *group;
+    uint32_t extent;
+    fcdp_dptr shard; /* this rank's */
+    fcdp_part part;  /* where the members' lie, on the device */
+} fcdp_delta_cut;
+/* In place of the copies of this rank's shards to their places, and of the all-gather of the cuts' parts; the
+ * cuts of a group lie side by side. On `inter`, which is ordered, and behind the shards and, with `has_base`,
+ * the base of all members in the cuts' places. `state` lasts until the gather has ended, as the groups do. */
+fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, bool has_base,
+                               const fcdp_delta_cut *cuts, size_t n, fcdp_stream inter) FCDP_MUST_CHECK;
+
 /* ---- for moves.c ---- */
 
 typedef struct fcdp_use fcdp_use;
@@ -64,10 +80,15 @@ typedef struct fcdp_use fcdp_use;
 fcdp_status fcdp__delta_serves(fcdp_use *use, bool *serves_out) FCDP_MUST_CHECK;
 /* Before the fill begins: the base comes to its place in the region, if host memory has it alone. */
 fcdp_status fcdp__delta_load(fcdp_use *use) FCDP_MUST_CHECK;
-/* In place of the copies of this rank's shards into the region, and of the all-gather of `parts` (plan.h). On
- * `inter`, which is ordered, and behind the base and the inputs. */
-fcdp_status fcdp__delta_gather(fcdp_use *use, const fcdp_part *parts, size_t n,
-                               fcdp_stream inter) FCDP_MUST_CHECK;
+
+/* ---- for coalesce.c ---- */
+
+/* As fcdp__delta_serves, for the gathers of these groups together that come next. Where the last ones are
+ * still under way, the host waits for their end. */
+fcdp_status fcdp__deltas_serve(fcdp_group *const *groups, uint32_t n, bool *serves_out) FCDP_MUST_CHECK;
+
+/* ---- ends ---- */
+
 /* The group ends, and its gathers have ended; those of the comm have. */
 void fcdp__delta_forget(fcdp_group *group);
 void fcdp__deltas_free(fcdp_comm *comm);

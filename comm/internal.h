@@ -86,6 +86,7 @@ struct fcdp_comm {
     fcdp_failure failure;            /* the first one */
     bool ahead;                      /* fcdp_comm_set_ahead */
     fcdp_delta_rates delta_rates;
+    fcdp_delta_state deltas_together; /* of the gathers of coalesce.c */
     struct fcdp_delta *deltas; /* of groups that have ended; guarded by the engine's lock */
     /* guarded by the engine's lock */
     fcdp_group *groups;
@@ -150,7 +151,8 @@ struct fcdp_group {
     uint64_t *read_pieces; /* n_extents: how many pieces each has among them */
     bool not_on_device;    /* agreed: it is not on the device of every rank */
     bool outlives; /* agreed: on some rank a copy may outlive its use, and only the next vote judges it */
-    size_t coalesced_bytes; /* of this rank's shards, by coalesce.c since the last begin */
+    /* of this rank's shards, by coalesce.c since the last begin; of them those that crossed as they are */
+    size_t coalesced_bytes, coalesced_whole_bytes;
     size_t room_bytes;      /* of the pool, as the driver said in this use; 0: not asked yet */
     bool begun;
     bool reshard_refused; /* while a graph was captured: the program thinks that the use has ended */

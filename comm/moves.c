@@ -346,6 +346,20 @@ static fcdp_status packed_gather(fcdp_use *use) {
 
 /* ---- gather ---- */
 
+/* Part k is stale extent k's. */
+static fcdp_status differences_gather(fcdp_use *use, const fcdp_part *parts, size_t n, fcdp_stream inter) {
+    fcdp_group *group = use->group;
+    fcdp_delta_cut *cuts = malloc((n + 1) * sizeof *cuts);
+    if (!cuts) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
+    for (size_t k = 0; k < n; k++) {
+        uint32_t i = use->plan->stale[k];
+        cuts[k] = (fcdp_delta_cut){group, i, {use->inputs[i]}, parts[k]};
+    }
+    fcdp_status status = fcdp__delta_gather(group->comm, &group->delta, use->has_base, cuts, n, inter);
+    free(cuts);
+    return status;
+}
+
 /* Copy this rank's stale shards into the region, then all-gather them with the ranks of the same local index;
  * or what of them differs from the last gather (delta.h). A restore of the same spans runs first: it would
  * overwrite them. */
@@ -369,7 +383,7 @@ static fcdp_status inter_step(fcdp_use *use) {
                                        (fcdp_dptr){use->inputs[i]}, place.bytes, inter);
     }
     if (!status)
-        status = use->delta ? fcdp__delta_gather(use, parts, n, inter)
+        status = use->delta ? differences_gather(use, parts, n, inter)
                             : fcdp__comm_all_gather(group->comm, group, FCDP_LANE_INTER, parts, n, 0, inter);
     if (!status) status = fcdp__driver_event_record(drv, group->crossed, inter);
     free(parts);

@@ -146,6 +146,9 @@ fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask,
  * before. */
 fcdp_status fcdp__region_load_own(fcdp_region *region, uint32_t span, fcdp_piece_list pieces,
                                   fcdp_stream stream) FCDP_MUST_CHECK;
+/* The same, of the spans of `span_mask`, to `sources` outside of the region. Not in use. */
+fcdp_status fcdp__region_read_own(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources,
+                                  size_t n, fcdp_stream stream) FCDP_MUST_CHECK;
 /* Enqueue the copy to the device of this process's slice of `span`, once host memory has it. The caller
  * all-gathers the other slices. In use, ordered; `loaded` is recorded, and the span is on the device. */
 fcdp_status fcdp__region_load_slice(fcdp_region *region, uint32_t span) FCDP_MUST_CHECK;

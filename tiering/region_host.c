@@ -137,23 +137,13 @@ static fcdp_status copy_spilled(fcdp_region *region, fcdp_direction direction, u
     return status;
 }
 
-/* To the host, from elsewhere on the device. */
-static fcdp_status copy_in(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources, size_t n) {
-    fcdp_stream stream = region->streams[FCDP_TO_HOST];
-    copying traced = copying_begin(region, FCDP_TO_HOST, span_mask, stream);
+/* Between the host and elsewhere on the device. */
+static fcdp_status copy_sources(fcdp_region *region, fcdp_direction direction, uint32_t span_mask,
+                                const fcdp_source *sources, size_t n, fcdp_stream stream) {
+    copying traced = copying_begin(region, direction, span_mask, stream);
     fcdp_status status = FCDP_OK;
     for (size_t i = 0; i < n && !status; i++)
-        status = piece_copy(region, FCDP_TO_HOST, sources[i].at, sources[i].place, stream,
-                            &traced.event.bytes);
-    copying_end(region, &traced, stream);
-    return status;
-}
-
-/* From the host, to elsewhere on the device. */
-static fcdp_status copy_out(fcdp_region *region, uint32_t span_mask, fcdp_piece piece, fcdp_dptr to) {
-    fcdp_stream stream = region->streams[FCDP_TO_DEVICE];
-    copying traced = copying_begin(region, FCDP_TO_DEVICE, span_mask, stream);
-    fcdp_status status = piece_copy(region, FCDP_TO_DEVICE, to, piece, stream, &traced.event.bytes);
+        status = piece_copy(region, direction, sources[i].at, sources[i].place, stream, &traced.event.bytes);
     copying_end(region, &traced, stream);
     return status;
 }
@@ -288,7 +278,8 @@ fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, cons
     fcdp__region_unlock(region);
     if (status) return status;
     status = store_begin(region, after);
-    if (!status) status = copy_in(region, span_mask, sources, n);
+    if (!status)
+        status = copy_sources(region, FCDP_TO_HOST, span_mask, sources, n, region->streams[FCDP_TO_HOST]);
     return store_end(region, span_mask, status);
 }
 
@@ -354,22 +345,39 @@ static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, un
     return FCDP_OK;
 }
 
-/* Not behind the loads of other regions, which wait for other processes. The next fill's READY is written on
- * the stream of loads: behind this one. `loaded` tells of both streams: the other may have loaded a span of
- * this use. */
+/* This process's own pieces, on `stream`: not behind the loads of other regions, which wait for other
+ * processes. The next fill's READY is written on the stream of loads: behind this one. `loaded` tells of both
+ * streams: the other may have loaded a span of this use. */
+static fcdp_status own_begin(const fcdp_region *region, fcdp_stream stream) {
+    return fcdp__driver_stream_wait(region->tiering->drv, stream, region->stored);
+}
+
+/* `status`: of the copies. */
+static fcdp_status own_end(fcdp_region *region, fcdp_stream stream, fcdp_status status) {
+    fcdp_driver *drv = region->tiering->drv;
+    fcdp_stream h2d = region->streams[FCDP_TO_DEVICE];
+    if (!status) status = fcdp__driver_event_record(drv, region->loaded, stream);
+    if (!status) status = fcdp__driver_stream_wait(drv, h2d, region->loaded);
+    if (!status) status = fcdp__driver_event_record(drv, region->loaded, h2d);
+    return status ? fail_unrecorded(region, status) : FCDP_OK;
+}
+
 fcdp_status fcdp__region_load_own(fcdp_region *region, uint32_t span, fcdp_piece_list pieces,
                                   fcdp_stream stream) {
-    fcdp_tiering *tiering = region->tiering;
-    fcdp_stream h2d = region->streams[FCDP_TO_DEVICE];
     FCDP_CHECK(1, region->in_use && region->block && span < FCDP_N_SPANS);
-    fcdp_status status = fcdp__driver_stream_wait(tiering->drv, stream, region->stored);
+    fcdp_status status = own_begin(region, stream);
     if (!status) status = copy_pieces_on(region, FCDP_TO_DEVICE, 1u << span, pieces, stream);
-    if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, stream);
-    if (!status) status = fcdp__driver_stream_wait(tiering->drv, h2d, region->loaded);
-    if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
-    if (status) return fail_unrecorded(region, status);
-    region->ordered = true;
-    return FCDP_OK;
+    status = own_end(region, stream, status);
+    region->ordered = region->ordered || !status;
+    return status;
+}
+
+fcdp_status fcdp__region_read_own(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources,
+                                  size_t n, fcdp_stream stream) {
+    FCDP_CHECK(1, !region->in_use && region->block);
+    fcdp_status status = own_begin(region, stream);
+    if (!status) status = copy_sources(region, FCDP_TO_DEVICE, span_mask, sources, n, stream);
+    return own_end(region, stream, status);
 }
 
 bool fcdp__region_fetch(fcdp_region *region, uint32_t span) {
@@ -405,7 +413,8 @@ fcdp_status fcdp__region_read(fcdp_region *region, uint32_t span, fcdp_piece pie
         status = fcdp__board_wait_all(region->block, FCDP_STORED_WORD[span], state.epoch, region->name);
     if (!status) status = fcdp__driver_stream_wait(tiering->drv, h2d, after);
     if (!status) status = load_begin(region, span, false);
-    if (!status) status = copy_out(region, 1u << span, piece, to);
+    if (!status)
+        status = copy_sources(region, FCDP_TO_DEVICE, 1u << span, &(fcdp_source){to, piece}, 1, h2d);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
     return status ? fail_unrecorded(region, status) : FCDP_OK;
 }

@@ -32,11 +32,14 @@ static cluster_config make_config(uint32_t n_nodes, uint32_t node_size) {
     return config;
 }
 
-/* What happens to a rank in a forward, once all ranks have agreed: no rank restores what host memory has. */
+/* What happens to a rank in a forward, once all ranks have agreed: no rank restores what host memory has. Or
+ * before, where the groups cross together then. */
 typedef struct mishap {
     int step;
     uint32_t rank, group; /* of group 2 or later: those before have begun by then */
     size_t byte;          /* of the rank's own piece of extent 0, in host memory */
+    bool before;
+    pthread_barrier_t barrier; /* no rank restores what host memory has from there on to the agreement */
 } mishap;
 
 static void base_flip(const member *m, const mishap *what) {
@@ -47,7 +50,7 @@ static void base_flip(const member *m, const mishap *what) {
 }
 
 static void job_body(member *m, void *arg) {
-    const mishap *what = arg;
+    mishap *what = arg;
     for (uint32_t g = 0; g < N_GROUPS; g++) MUST(!member_step(m, g, all_extents, true));
     for (int pass = 0; pass < 2 * N_STEPS; pass++) {
         bool back = pass % 2;
@@ -57,9 +60,11 @@ static void job_body(member *m, void *arg) {
             member_begin_forward(m);
         for (uint32_t k = 0; k < N_GROUPS; k++) {
             uint32_t g = back ? N_GROUPS - 1 - k : k;
+            bool happens = what && k == 0 && pass == 2 * what->step && what->rank == m->topology.rank;
+            if (what && what->before && k == 0) pthread_barrier_wait(&what->barrier);
+            if (happens && what->before) base_flip(m, what);
             MUST(!member_unshard(m, g, back ? UNSHARD_BACKWARD : UNSHARD_FORWARD));
-            if (what && k == 0 && pass == 2 * what->step && what->rank == m->topology.rank)
-                base_flip(m, what);
+            if (happens && !what->before) base_flip(m, what);
             MUST(!member_use(m, g));
             MUST(!member_reshard(m, g, false));
         }
@@ -92,6 +97,12 @@ static outcome run(const cluster_config *config, mishap *what, long spoil_at, si
     return result;
 }
 
+/* Groups of which all that is trainable crosses in one gather, from the second step on. */
+static cluster_config together(cluster_config config) {
+    config.coalesce_bytes = 8 << 20;
+    return config;
+}
+
 static const uint32_t shapes[][2] = {{2, 1}, {2, 2}, {3, 2}};
 
 static void test_fewer_bytes_cross(void **state) {
@@ -119,20 +130,50 @@ static void test_fewer_bytes_cross(void **state) {
     }
 }
 
+/* Where a rank is alone on its node and keeps the groups, host memory has no base for the first gather. */
+static void test_groups_that_cross_together_send_differences(void **state) {
+    (void)state;
+    for (int way = 0; way < 6; way += getenv("TEST_COARSER") ? 5 : 1) {
+        cluster_config config = together(make_config(shapes[way % 3][0], shapes[way % 3][1]));
+        config.mapping = way < 3 ? FCDP_MAPPING_SLOTS : FCDP_MAPPING_EXACT;
+        for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = way % 2;
+        uint64_t n_ranks = config.n_nodes * config.node_size, n = n_ranks * (N_STEPS - 1);
+        uint64_t baseless = config.node_size == 1 && way % 2 ? n_ranks : 0;
+        outcome differences = run(&config, NULL, 0, 0);
+        config.alike = false;
+        outcome different = run(&config, NULL, 0, 0);
+        config.deltas = false;
+        outcome whole = run(&config, NULL, 0, 0);
+        print_message("%u x %u, together: %llu bytes whole, %llu as differences\n", config.n_nodes,
+                      config.node_size, (unsigned long long)whole.sent, (unsigned long long)differences.sent);
+        assert_int_equal(differences.n_deltas, n - baseless);
+        assert_int_equal(differences.n_whole, baseless);
+        assert_true(differences.sent < whole.sent * (baseless ? 65 : 55) / 100);
+        assert_int_equal(different.n_deltas, 0);
+        assert_int_equal(different.n_whole, n);
+        assert_true(different.sent <= whole.sent + n * (config.n_nodes - 1) * 64);
+    }
+}
+
 static void test_a_changed_base_crosses_whole(void **state) {
     (void)state;
     test_random random = {random_seed("test_a_changed_base_crosses_whole", 1)};
     for (int round = 0; round < (getenv("TEST_COARSER") ? 3 : 12); round++) {
         cluster_config config = make_config(shapes[round % 3][0], shapes[round % 3][1]);
+        if (round % 2) config = together(config);
         uint32_t n_ranks = config.n_nodes * config.node_size;
         mishap what = {.step = 1,
                        .rank = random_below(&random, n_ranks),
                        .group = 2 + random_below(&random, N_GROUPS - 2),
-                       .byte = random_next(&random)};
+                       .byte = random_next(&random),
+                       .before = round % 2};
+        pthread_barrier_init(&what.barrier, NULL, n_ranks);
         outcome result = run(&config, &what, 0, 0);
+        pthread_barrier_destroy(&what.barrier);
         /* to all members of the rank's lane, once */
         assert_int_equal(result.n_whole, config.n_nodes);
-        assert_int_equal(result.n_deltas + result.n_whole, (uint64_t)n_ranks * N_GROUPS * (N_STEPS - 1));
+        assert_int_equal(result.n_deltas + result.n_whole,
+                         (uint64_t)n_ranks * (round % 2 ? 1 : N_GROUPS) * (N_STEPS - 1));
     }
 }
 
@@ -142,7 +183,9 @@ static void test_what_comes_wrong_crosses_whole(void **state) {
     uint64_t n_seen = 0, n_rounds = getenv("TEST_COARSER") ? 6 : 24;
     for (uint64_t round = 1; round <= n_rounds; round++) {
         cluster_config config = make_config(shapes[round % 3][0], shapes[round % 3][1]);
-        outcome result = run(&config, NULL, 1 + (long)random_below(&random, 24), random_next(&random));
+        if (round % 2) config = together(config);
+        outcome result = run(&config, NULL, 1 + (long)random_below(&random, round % 2 ? 6 : 24),
+                             random_next(&random));
         /* the byte may lie behind what a rank sent, whose differences are not the largest */
         assert_true(result.n_whole == config.n_nodes || result.n_whole == 0);
         n_seen += result.n_whole > 0;
@@ -161,12 +204,17 @@ static void test_by_gain_too_many_differences_are_not_made_again(void **state) {
         outcome result = run(&config, NULL, 0, 0);
         assert_int_equal(result.n_deltas, 0);
         assert_int_equal(result.n_whole, 2 * N_GROUPS * config.n_nodes * config.node_size);
+        config = together(config);
+        result = run(&config, NULL, 0, 0);
+        assert_int_equal(result.n_deltas, 0);
+        assert_int_equal(result.n_whole, 2 * config.n_nodes * config.node_size);
     }
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fewer_bytes_cross),
+        cmocka_unit_test(test_groups_that_cross_together_send_differences),
         cmocka_unit_test(test_a_changed_base_crosses_whole),
         cmocka_unit_test(test_what_comes_wrong_crosses_whole),
         cmocka_unit_test(test_by_gain_too_many_differences_are_not_made_again),

@@ -243,6 +243,10 @@ static void test_every_driver_call_differences(void **state) {
     (void)state;
     every_driver_call(differing(small_cluster(1, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS)), CUDA_UNKNOWN, 11);
     every_driver_call(differing(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_EXACT)), CUDA_UNKNOWN, 61);
+    every_driver_call(together(differing(small_cluster(1, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS))),
+                      CUDA_UNKNOWN, 13);
+    every_driver_call(together(differing(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS))),
+                      CUDA_UNKNOWN, 61);
 }
 
 static void every_collective(cluster_config config, hub_fault code) {
@@ -267,6 +271,7 @@ static void every_collective_of_all(hub_fault code) {
     every_collective(together(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS)), code);
     every_collective(packed(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS)), code);
     every_collective(differing(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS)), code);
+    every_collective(together(differing(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS))), code);
 }
 
 static void test_every_collective_is_refused(void **state) {

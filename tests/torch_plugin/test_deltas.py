@@ -6,19 +6,24 @@ from conftest import needs_fcdp
 from test_bad_input import on, start
 
 pytestmark = needs_fcdp
-ARGUMENTS = {"fsdp2": ["--freeze", 1], "fsdp1": ["--fsdp1"]}
+ALONE = {"FCDP_COALESCE": "0"}
+KINDS = {
+    "fsdp2": (["--freeze", 1], ALONE, ("delta", "auto")),
+    "fsdp1": (["--fsdp1"], ALONE, ("delta", "auto")),
+    "together": (["--freeze", 1], {}, ("delta",)),  # small groups cross in one gather
+}
 
 
 def sent(outcome):
     return sum(rank["stats"]["collectives"]["gather"]["inter_bytes_sent"] for rank in outcome.results)
 
 
-@pytest.mark.parametrize("kind", ARGUMENTS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_differences_are_fewer_bytes_and_the_same_training(tmp_path, kind):
-    options = {"FCDP_COALESCE": "0", "FCDP_TIMEOUT": "60"}
+    arguments, options, codecs = KINDS[kind]
     outcomes = {
-        codec: start(tmp_path / codec, on(FCDP_CODEC=codec, **options), arguments=ARGUMENTS[kind])
-        for codec in ("none", "delta", "auto")
+        codec: start(tmp_path / codec, on(FCDP_CODEC=codec, **options), arguments=arguments)
+        for codec in ("none", *codecs)
     }
     whole = outcomes.pop("none")
     for codec, outcome in outcomes.items():
@@ -40,7 +45,9 @@ def test_where_they_cannot_be_the_job_says_so(tmp_path):
     outcome = start(tmp_path, options)
     said = [line for lines in outcome.messages for line in lines if "FCDP_CODEC" in line]
     assert said and all(line.endswith("cross the nodes whole: FCDP_RESTORE is slice") for line in said), said
-    assert all(rank["stats"]["deltas"] == {"gathers": 0, "whole": 0} for rank in outcome.results)
+    assert all(
+        rank["stats"]["deltas"] == {"gathers": 0, "whole": 0} for rank in outcome.results
+    )
     said = [[line for line in lines if "FCDP_HOST_COPIES" in line] for lines in outcome.messages]
     assert [len(lines) for lines in said] == [1, 0, 0, 0] and "=numa changes nothing: " in said[0][0], said
     assert [rank["stats"]["host"]["copies"] for rank in outcome.results] == [1] * 4
