@@ -37,7 +37,12 @@ typedef enum fcdp_mapping_mode {
 } fcdp_mapping_mode;
 typedef enum fcdp_policy_kind { FCDP_POLICY_TAU, FCDP_POLICY_NEXT_USE, FCDP_POLICY_AUTO } fcdp_policy_kind;
 typedef enum fcdp_alloc_mode { FCDP_ALLOC_FCDP, FCDP_ALLOC_NATIVE } fcdp_alloc_mode;
-typedef enum fcdp_codec_mode { FCDP_CODEC_NONE, FCDP_CODEC_DELTA, FCDP_CODEC_AUTO } fcdp_codec_mode;
+typedef enum fcdp_codec_mode {
+    FCDP_CODEC_NONE,
+    FCDP_CODEC_DELTA,
+    FCDP_CODEC_AUTO,
+    FCDP_CODEC_INT8
+} fcdp_codec_mode;
 typedef enum fcdp_transport_mode {
     FCDP_TRANSPORT_AUTO,
     FCDP_TRANSPORT_NCCL,
@@ -59,7 +64,7 @@ typedef struct fcdp_options {
     fcdp_mapping_mode mapping;     /* FCDP_MAPPING=auto|slots|exact */
     fcdp_alloc_mode alloc;         /* FCDP_ALLOC=fcdp|native: the allocator of tensors on a GPU */
     fcdp_transport_mode transport; /* FCDP_TRANSPORT=auto|nccl|torch: what carries collectives */
-    fcdp_codec_mode codec; /* FCDP_CODEC=none|delta|auto: what of a stale parameter crosses the nodes */
+    fcdp_codec_mode codec; /* FCDP_CODEC=none|delta|auto|int8: what of a stale parameter crosses the nodes */
     /* FCDP_LOCAL_SIZE, ranks per node; 0: from the launcher (LOCAL_WORLD_SIZE) */
     int local_size;
     size_t device_budget_bytes; /* FCDP_DEVICE_BUDGET, e.g. 8G; 0: what is free but the headroom */

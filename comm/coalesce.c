@@ -45,8 +45,8 @@ static uint32_t stale_mask(const fcdp_group *group, bool stale) {
  * other bytes may be on the device alone. */
 bool fcdp_group_is_small(const fcdp_group *group) {
     size_t bytes = stale_bytes(group) * group->comm->topology.n_ranks;
-    return group->block && !group->begun && !group->member.live && !group->member.ask && bytes > 0 &&
-           bytes <= group->comm->engine->options.coalesce_bytes &&
+    return group->block && fcdp__delta_joins(group) && !group->begun && !group->member.live &&
+           !group->member.ask && bytes > 0 && bytes <= group->comm->engine->options.coalesce_bytes &&
            !(stale_mask(group, true) & stale_mask(group, false)) && fcdp__member_was_used(&group->member);
 }
 
@@ -115,7 +115,7 @@ static bool has_base(const fcdp_group *group) {
 /* The base of all groups, to the blocks; none if a group has none. */
 static fcdp_status base_load(const chunk *c, fcdp_stream inter, bool *has_out) {
     fcdp_status status = FCDP_OK;
-    *has_out = true;
+    *has_out = fcdp__delta_has_base(c->comm);
     for (uint32_t g = 0; g < c->n; g++) *has_out = *has_out && has_base(c->groups[g]);
     size_t at = 0;
     for (uint32_t g = 0; g < c->n && *has_out && !status; at += stale_bytes(c->groups[g]), g++) {

@@ -1,4 +1,5 @@
-/* delta.c - a gather of differences: what its host functions do, and when it is worth it.
+/* delta.c - a gather of differences, or of rounded numbers: what its host functions do, and when it is worth
+ * it.
  *
  * All of it runs in two host functions on the gather's stream, so nothing here is known when the gather is
  * enqueued: neither how large the differences are, nor whether the members have one base. They find that out
@@ -30,12 +31,13 @@ typedef struct head {      /* of a member; all zeroes but for the gain: it has n
     int64_t gain_ns;       /* what it expects of differences, in this gather */
 } head;
 
-typedef struct cut {   /* one stale extent */
+typedef struct cut { /* one stale extent */
     fcdp_group *group;
     const char *shard; /* this rank's */
     char *place;       /* of member 0; of member i, i * stride_bytes on */
     size_t bytes, stride_bytes;
     unsigned element_bytes;
+    fcdp_number number;
 } cut;
 
 /* One gather, of the last ones of its state. Made by the thread that enqueues it, then the stream's; freed by
@@ -50,6 +52,8 @@ typedef struct fcdp_delta {
     uint32_t n, me;               /* members */
     bool by_gain;                 /* FCDP_CODEC=auto */
     bool encodes;                 /* it has a base to encode from */
+    bool rounds;                  /* FCDP_CODEC=int8 */
+    fcdp_rounding rounding;
     uint64_t encode_ns;
     size_t bytes; /* of one member's shards */
     uint64_t sent_bytes;
@@ -85,13 +89,14 @@ static uint64_t places_fingerprint(const delta *d, uint32_t first, uint32_t end)
 }
 
 /* A member's differences: of each cut its length, 8 bytes, and as many bytes of the codec's. 0: too many. */
-static size_t encode(const delta *d, char *wire, size_t capacity) {
+static size_t encode(delta *d, char *wire, size_t capacity) {
     size_t at = 0;
     for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
         uint64_t n = 0;
         if (at + sizeof n >= capacity) return 0;
-        n = fcdp__delta_encode(c->place + d->me * c->stride_bytes, c->shard, c->bytes, c->element_bytes,
-                               wire + at + sizeof n, capacity - at - sizeof n);
+        n = d->rounds ? fcdp__int8_encode(c->shard, c->bytes, c->number, wire + at + sizeof n, &d->rounding)
+                      : fcdp__delta_encode(c->place + d->me * c->stride_bytes, c->shard, c->bytes,
+                                           c->element_bytes, wire + at + sizeof n, capacity - at - sizeof n);
         if (!n) return 0;
         memcpy(wire + at, &n, sizeof n);
         at += sizeof n + n;
@@ -107,7 +112,10 @@ static bool decode(const delta *d, uint32_t member, const char *wire, size_t byt
         memcpy(&n, wire, sizeof n);
         wire += sizeof n;
         bytes -= sizeof n;
-        if (n > bytes || fcdp__delta_decode(place, place, c->bytes, c->element_bytes, wire, n)) return false;
+        if (n > bytes) return false;
+        if (d->rounds ? fcdp__int8_decode(place, c->bytes, c->number, wire, n)
+                      : fcdp__delta_decode(place, place, c->bytes, c->element_bytes, wire, n))
+            return false;
         wire += n;
         bytes -= n;
     }
@@ -264,13 +272,36 @@ static void differences_make(delta *d) {
     d->encode_ns = fcdp__now_ns() - start_ns;
 }
 
+/* There is no base, which is the same on all members, then. */
+static void rounded_make(delta *d) {
+    size_t most = 1;
+    head *mine = &d->heads[d->me];
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
+        most += sizeof(uint64_t) + fcdp__int8_bound(c->bytes, c->number);
+    char *wire = grown(&d->scratch->own, &d->scratch->own_bytes, most);
+    if (!wire) {
+        fcdp__log(FCDP_LOG_DEBUG, "'%s': %d", d->cuts[0].group->name, (int)no_memory(d, most));
+        return;
+    }
+    mine->base = 1;
+    mine->wire_bytes = encode(d, wire, most);
+    FCDP_CHECK(0, decode(d, d->me, wire, mine->wire_bytes));
+    fcdp__lock_acquire(&d->comm->engine->lock);
+    d->comm->engine->rounding.lost += d->rounding.lost;
+    d->comm->engine->rounding.whole += d->rounding.whole;
+    fcdp__lock_release(&d->comm->engine->lock);
+}
+
 /* The shard is read here alone: whatever the program makes of it later, all members get what this rank has in
  * its own place. Where it changed while it was encoded, what the others decode has another fingerprint. */
 static void encode_run(void *arg) {
     delta *d = arg;
     if (is_over(d)) return;
     if (d->encodes) differences_make(d);
-    own_place(d);
+    if (d->rounds)
+        rounded_make(d);
+    else
+        own_place(d);
     if (d->heads[d->me].wire_bytes) d->heads[d->me].shards = places_fingerprint(d, d->me, d->me + 1);
 }
 
@@ -321,9 +352,16 @@ static const char *why_whole(const fcdp_comm *comm) {
 void fcdp__delta_warn(const fcdp_comm *comm) {
     static atomic_bool said;
     const char *why = why_whole(comm);
-    if (comm->engine->options.codec == FCDP_CODEC_DELTA && comm->topology.n_nodes > 1 &&
-        !comm->topology.local && why && !atomic_exchange(&said, true))
-        fcdp__log(FCDP_LOG_WARN, "FCDP_CODEC=delta: parameters cross the nodes whole: %s", why);
+    bool rounds = comm->engine->options.codec == FCDP_CODEC_INT8;
+    if ((comm->engine->options.codec != FCDP_CODEC_DELTA && !rounds) || comm->topology.n_nodes == 1 ||
+        comm->topology.local || !(why || (rounds && comm->engine->options.cache_dir[0])) ||
+        atomic_exchange(&said, true))
+        return;
+    if (why)
+        fcdp__log(FCDP_LOG_WARN, "FCDP_CODEC=%s: parameters cross the nodes whole: %s",
+                  rounds ? "int8" : "delta", why);
+    else
+        fcdp__log(FCDP_LOG_WARN, "FCDP_CODEC=int8: FCDP_CACHE_DIR keeps no parameters that are rounded");
 }
 
 /* All of this holds on every member, or on none: the options are compared when the shard group is made, and
@@ -332,6 +370,25 @@ static bool may_serve(const fcdp_group *group) {
     const fcdp_comm *comm = group->comm;
     return comm->engine->options.codec != FCDP_CODEC_NONE && comm->topology.n_nodes > 1 && group->block &&
            !fcdp__group_by_slice(group) && !why_whole(comm);
+}
+
+bool fcdp__extent_rounds(const fcdp_group *group, uint32_t i) {
+    return group->comm->engine->options.codec == FCDP_CODEC_INT8 && may_serve(group) &&
+           group->numbers[i] != FCDP_NUMBER_OTHER;
+}
+
+bool fcdp__group_rounds(const fcdp_group *group) {
+    for (uint32_t i = 0; i < group->layout->n_extents; i++)
+        if (fcdp__extent_rounds(group, i)) return true;
+    return false;
+}
+
+bool fcdp__delta_joins(const fcdp_group *group) {
+    return group->comm->engine->options.codec != FCDP_CODEC_INT8 || may_serve(group);
+}
+
+bool fcdp__delta_has_base(const fcdp_comm *comm) {
+    return comm->engine->options.codec != FCDP_CODEC_INT8;
 }
 
 static void delta_free(delta *d) {
@@ -372,7 +429,8 @@ fcdp_status fcdp__delta_serves(fcdp_use *use, bool *serves_out) {
     if (!may_serve(group)) return FCDP_OK;
     fcdp_status status = state_await(&group->delta, group->comm->engine->drv, &group->crossed, 1);
     if (status) return status;
-    *serves_out = group->delta.is_primed && state_serves(&group->delta);
+    bool comes = fcdp__delta_has_base(group->comm) ? group->delta.is_primed : fcdp__group_rounds(group);
+    *serves_out = comes && state_serves(&group->delta);
     group->delta.is_primed = true;
     return FCDP_OK;
 }
@@ -381,7 +439,12 @@ fcdp_status fcdp__delta_serves(fcdp_use *use, bool *serves_out) {
 fcdp_status fcdp__deltas_serve(fcdp_group *const *groups, uint32_t n, bool *serves_out) {
     fcdp_comm *comm = groups[0]->comm;
     *serves_out = true;
-    for (uint32_t g = 0; g < n; g++) *serves_out = *serves_out && may_serve(groups[g]);
+    bool rounds = false;
+    for (uint32_t g = 0; g < n; g++) {
+        *serves_out = *serves_out && may_serve(groups[g]);
+        rounds = rounds || fcdp__group_rounds(groups[g]);
+    }
+    *serves_out = *serves_out && (rounds || fcdp__delta_has_base(comm));
     if (!*serves_out) return FCDP_OK;
     fcdp_status status = state_await(&comm->deltas_together, comm->engine->drv, comm->set->staging.filled, 2);
     if (!status) *serves_out = state_serves(&comm->deltas_together);
@@ -395,7 +458,7 @@ fcdp_status fcdp__delta_load(fcdp_use *use) {
     const fcdp_plan *plan = use->plan;
     fcdp_region_state state;
     fcdp__region_state(group->region, &state);
-    use->has_base = true;
+    use->has_base = fcdp__delta_has_base(group->comm);
     uint32_t load_mask = 0;
     for (uint32_t s = 0; s < FCDP_N_SPANS && use->has_base; s++) {
         if (!(plan->fill_mask & 1u << s) || state.span[s].on_device) continue;
@@ -457,6 +520,7 @@ static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, bool has_base
     d->me = comm->topology.node;
     d->by_gain = comm->engine->options.codec == FCDP_CODEC_AUTO;
     d->encodes = has_base;
+    d->rounds = comm->engine->options.codec == FCDP_CODEC_INT8;
     d->heads = heads;
     for (const fcdp_delta_cut *c = cuts; c < cuts + n; c++) {
         d->cuts[d->n_cuts++] = (cut){.group = c->group,
@@ -464,6 +528,7 @@ static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, bool has_base
                                      .place = (char *)(uintptr_t)c->part.at.addr,
                                      .bytes = c->part.bytes,
                                      .stride_bytes = c->part.stride_bytes,
+                                     .number = (fcdp_number)c->group->numbers[c->extent],
                                      .element_bytes = c->group->element_bytes[c->extent] == 2 ? 2 : 4};
         d->bytes += c->part.bytes;
     }

@@ -17,6 +17,10 @@
  * With FCDP_CODEC=auto a group's differences cross only while all members together expect to gain by it, from
  * the rates of the link and of the codec that they have measured.
  *
+ * With FCDP_CODEC=int8 shards cross rounded (int8.h), in the same frame, and need no base. A rank puts what
+ * it decodes of its own wire into its own place, so the region has the same bytes on every rank: not what the
+ * shards are. If they are to cross whole, it is these bytes that do.
+ *
  * The host encodes and decodes: for models whose compute it is (host_computes), over a transport that can
  * exchange host memory, where the node's ranks meet in host memory.
  */
@@ -26,6 +30,7 @@
 #include <stdatomic.h>
 
 #include "comm/group.h"
+#include "comm/int8.h"
 #include "comm/transport.h"
 
 /* ---- what others keep for this file ---- */
@@ -53,10 +58,24 @@ typedef struct fcdp_delta_rates {
     double latency_ns;                    /* an exchange of a few bytes, between members that are there */
 } fcdp_delta_rates;
 
-/* Once in a process: why FCDP_CODEC=delta changes nothing here. */
+/* Once in a process: why FCDP_CODEC=delta or int8 changes nothing here, or something else. */
 void fcdp__delta_warn(const fcdp_comm *comm);
 
+/* ---- rounded groups ---- */
+
+/* Is each gather of it one of rounded numbers, but for extents of other kinds? The same on every rank. What
+ * is in its region is not what the shards are, then. */
+bool fcdp__group_rounds(const fcdp_group *group);
+/* Is extent i rounded? */
+bool fcdp__extent_rounds(const fcdp_group *group, uint32_t i);
+/* Can gathers of several groups have this one among them? Not with FCDP_CODEC=int8, if it cannot be
+ * rounded: the others are. */
+bool fcdp__delta_joins(const fcdp_group *group);
+
 /* ---- gathers ---- */
+
+/* Is there a base to be loaded for a gather? */
+bool fcdp__delta_has_base(const fcdp_comm *comm);
 
 /* A stale extent in one gather. */
 typedef struct fcdp_delta_cut {

@@ -370,6 +370,7 @@ void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
     }
     if (engine->account)
         fcdp__account_usage(engine->account, &stats_out->host_bytes, &stats_out->host_peak_bytes);
+    stats_out->rounding = engine->rounding;
     if (engine->account) fcdp__account_trace(engine->account);
     fcdp__lock_release(&engine->lock);
     fcdp__pool_trace_pins(engine->pool);

@@ -23,6 +23,7 @@
 
 #include "alloc/heap.h"
 #include "base/options.h"
+#include "comm/int8.h"
 #include "tiering/numa.h"
 #include "tiering/region.h"
 
@@ -117,7 +118,8 @@ typedef struct fcdp_engine_stats {
     uint64_t host_near_bytes, host_far_bytes;
     uint64_t cache_read_bytes, cache_written_bytes; /* of this rank's slices, FCDP_CACHE_DIR */
     fcdp_spill_stats spill;
-    uint64_t n_delta_gathers, n_delta_whole; /* comm/delta.h: as differences; whole after all */
+    uint64_t n_delta_gathers, n_delta_whole; /* comm/delta.h: as differences, or rounded; whole after all */
+    fcdp_rounding rounding;                  /* of this rank's shards, with FCDP_CODEC=int8 */
     fcdp_numa_plan numa;
 } fcdp_engine_stats;
 

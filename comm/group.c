@@ -32,6 +32,7 @@ static void group_free(fcdp_group *group) {
     free(group->extent_names);
     free(group->inputs);
     free(group->element_bytes);
+    free(group->numbers);
     free(group->stale);
     free(group->votes);
     free(group->read_pieces);
@@ -45,14 +46,15 @@ static fcdp_status group_make(fcdp_group *group, const char *name, const fcdp_ex
     const fcdp_topology *topology = &group->comm->topology;
     group->name = strdup(name);
     group->element_bytes = calloc(n_extents + 1, 1);
+    group->numbers = calloc(n_extents + 1, 1);
     group->stale = calloc(n_extents + 1, 1);
     group->votes = calloc(n_extents + 1, 1);
     group->read_pieces = calloc(n_extents + 1, sizeof *group->read_pieces);
     group->inputs = calloc(n_extents + 1, sizeof *group->inputs);
     group->missing = n_extents;
     group->not_on_device = true;
-    if (!group->name || !group->element_bytes || !group->stale || !group->votes || !group->read_pieces ||
-        !group->inputs)
+    if (!group->name || !group->element_bytes || !group->numbers || !group->stale || !group->votes ||
+        !group->read_pieces || !group->inputs)
         return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for the group '%s'", name);
     fcdp_status status = fcdp__layout_create(specs, n_extents, topology->n_ranks, topology->node_size,
                                              &group->layout);
@@ -244,6 +246,10 @@ fcdp_status fcdp_group_name_extents(fcdp_group *group, const char *const *names)
 
 void fcdp_group_set_element_bytes(fcdp_group *group, const uint8_t *element_bytes) {
     memcpy(group->element_bytes, element_bytes, group->layout->n_extents);
+}
+
+void fcdp_group_set_numbers(fcdp_group *group, const uint8_t *numbers) {
+    memcpy(group->numbers, numbers, group->layout->n_extents);
 }
 
 void fcdp_group_set_owner(fcdp_group *group, void *owner) {

@@ -68,6 +68,7 @@ struct fcdp_engine {
     atomic_bool asleep;    /* no group may be unsharded */
     fcdp_lock lock;
     /* guarded by lock */
+    fcdp_rounding rounding; /* of this rank's shards, with FCDP_CODEC=int8 */
     fcdp_comm *comms;
 };
 
@@ -87,7 +88,7 @@ struct fcdp_comm {
     bool ahead;                      /* fcdp_comm_set_ahead */
     fcdp_delta_rates delta_rates;
     fcdp_delta_state deltas_together; /* of the gathers of coalesce.c */
-    struct fcdp_delta *deltas; /* of groups that have ended; guarded by the engine's lock */
+    struct fcdp_delta *deltas;        /* of groups that have ended; guarded by the engine's lock */
     /* guarded by the engine's lock */
     fcdp_group *groups;
     fcdp_tree *trees;
@@ -125,6 +126,7 @@ struct fcdp_group {
     char **extent_names; /* n_extents; NULL: it was given none */
     fcdp_layout *layout;
     uint8_t *element_bytes; /* n_extents */
+    uint8_t *numbers;       /* n_extents: fcdp_number */
     void *owner;            /* the program's */
     fcdp_sight sight;       /* what the program's last look at it has seen */
     uint64_t *inputs;       /* n_extents: of the begin under way */
@@ -153,7 +155,7 @@ struct fcdp_group {
     bool outlives; /* agreed: on some rank a copy may outlive its use, and only the next vote judges it */
     /* of this rank's shards, by coalesce.c since the last begin; of them those that crossed as they are */
     size_t coalesced_bytes, coalesced_whole_bytes;
-    size_t room_bytes;      /* of the pool, as the driver said in this use; 0: not asked yet */
+    size_t room_bytes; /* of the pool, as the driver said in this use; 0: not asked yet */
     bool begun;
     bool reshard_refused; /* while a graph was captured: the program thinks that the use has ended */
     bool waited;          /* the program may have written into it since */

@@ -229,7 +229,7 @@ size_t fcdp__gather_staging_bytes(const fcdp_group *group) {
 fcdp_status fcdp__gather_reserve(fcdp_use *use) {
     const fcdp_group *group = use->group;
     fcdp_stream_set *set = group->comm->set;
-    use->packed = packed_serves(group, use->plan);
+    use->packed = packed_serves(group, use->plan) && !fcdp__group_rounds(group);
     if (!use->packed) return FCDP_OK;
     fcdp__staging_acquire(&set->staging);
     fcdp_status status = fcdp__staging_reserve(set, n_blocks_of(group) *

@@ -13,7 +13,7 @@ fcdp_status fcdp_group_gathered_shard(fcdp_group *group, uint32_t i, void *to_ou
     const char *name = group->name[0] ? group->name : "the root";
     *has_out = false;
     fcdp_status status = fcdp__engine_check_process(group->comm->engine, group->name);
-    if (status || bytes == 0 || !group->region) return status;
+    if (status || bytes == 0 || !group->region || fcdp__extent_rounds(group, i)) return status;
     if (group->comm->engine->asleep)
         return fcdp__fail(FCDP_ERR_INVALID, "'%s' is asleep: fcdp.wake() comes first", name);
     if (group->begun && !group->waited)

@@ -10,7 +10,8 @@
 
 /* The first `bytes` bytes of this rank's shard in extent i, to `to_out` in host memory; the host waits.
  * *has_out: false, and nothing is copied, if no copy is on the node, if only a file has it (FCDP_SPILL_DIR),
- * or if host memory has it, but for what another rank keeps on its device.
+ * if host memory has it, but for what another rank keeps on its device, or if the copy is rounded
+ * (FCDP_CODEC=int8).
  * FCDP_ERR_INVALID between a begin and its wait, while the engine is asleep, and for more bytes than the
  * shard has. */
 fcdp_status fcdp_group_gathered_shard(fcdp_group *group, uint32_t i, void *to_out, size_t bytes,

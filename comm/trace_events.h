@@ -72,8 +72,8 @@
     X(CACHE_READ_BYTES, 81, "cache.read_bytes", BYTES, SUM,                                                  \
       "of this rank's slices of frozen parameters, what was read from FCDP_CACHE_DIR")                       \
     X(CACHE_WRITTEN_BYTES, 82, "cache.written_bytes", BYTES, SUM, "and what was written there")              \
-    X(DELTA_GATHERS, 83, "deltas.gathers", COUNT, SUM, "gathers that crossed the nodes as differences")      \
-    X(DELTA_WHOLE, 84, "deltas.whole", COUNT, SUM, "gathers that asked for differences, and crossed whole")
+    X(DELTA_GATHERS, 83, "deltas.gathers", COUNT, SUM, "gathers that crossed as differences, or rounded")    \
+    X(DELTA_WHOLE, 84, "deltas.whole", COUNT, SUM, "gathers that asked for that, and crossed whole")
 
 #define FCDP_COMM_STREAMS(X)                                                                                 \
     X(INTER_0, 64, "inter 0", "bytes between nodes")                                                         \

@@ -30,6 +30,7 @@ fcdp_whole fcdp_group_whole_vote(fcdp_group *group, uint32_t i, const fcdp_evide
     if (!group->region || fcdp__group_is_spilled(group) || group->begun || group->member.live ||
         !group->member.agreement || group->comm->engine->asleep)
         return FCDP_WHOLE_PLAIN;
+    if (fcdp__extent_rounds(group, i)) return FCDP_WHOLE_PLAIN;
     const uint64_t *fingerprint = fcdp__evidence_fingerprint(evidence, 0, &at, &own);
     if (!fingerprint || fcdp__group_reads_end(group)) return FCDP_WHOLE_PLAIN;
     for (uint32_t k = 0; k < group->layout->n_extents; k++)

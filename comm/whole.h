@@ -21,7 +21,7 @@ typedef enum fcdp_whole { FCDP_WHOLE_HOST, FCDP_WHOLE_FRESH, FCDP_WHOLE_STALE, F
 
 /* This rank's vote on extent i. `evidence`: of that extent alone, of one piece. PLAIN where its bytes
  * were not read: what a program may have written since is seen by them alone. PLAIN while the group is in
- * use, or is not known to any tree. */
+ * use, or is not known to any tree, and where the copy is rounded (FCDP_CODEC=int8). */
 fcdp_whole fcdp_group_whole_vote(fcdp_group *group, uint32_t i, const fcdp_evidence *evidence);
 /* As fcdp_group_begin, in place of the framework's gather of extent i alone. Not in use. */
 fcdp_status fcdp_group_whole_begin(fcdp_group *group, uint32_t i, const fcdp_program *program,

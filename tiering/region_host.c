@@ -413,8 +413,7 @@ fcdp_status fcdp__region_read(fcdp_region *region, uint32_t span, fcdp_piece pie
         status = fcdp__board_wait_all(region->block, FCDP_STORED_WORD[span], state.epoch, region->name);
     if (!status) status = fcdp__driver_stream_wait(tiering->drv, h2d, after);
     if (!status) status = load_begin(region, span, false);
-    if (!status)
-        status = copy_sources(region, FCDP_TO_DEVICE, 1u << span, &(fcdp_source){to, piece}, 1, h2d);
+    if (!status) status = copy_sources(region, FCDP_TO_DEVICE, 1u << span, &(fcdp_source){to, piece}, 1, h2d);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
     return status ? fail_unrecorded(region, status) : FCDP_OK;
 }

@@ -1,4 +1,5 @@
 /* _fcdp.c - the extension module. */
+#include "comm/int8.h"
 #include "comm/whole.h"
 #include "torch_plugin/allocator_calls.h"
 #include "torch_plugin/dlpack.h"
@@ -146,6 +147,11 @@ PyMODINIT_FUNC PyInit__fcdp(void) {
         {"REDUCE_DTYPE_SAME", FCDP_REDUCE_DTYPE_SAME},
         {"REDUCE_DTYPE_BF16", FCDP_REDUCE_DTYPE_BF16},
         {"REDUCE_DTYPE_INT8", FCDP_REDUCE_DTYPE_INT8},
+        {"CODEC_INT8", FCDP_CODEC_INT8},
+        {"NUMBER_OTHER", FCDP_NUMBER_OTHER},
+        {"NUMBER_BF16", FCDP_NUMBER_BF16},
+        {"NUMBER_F16", FCDP_NUMBER_F16},
+        {"NUMBER_F32", FCDP_NUMBER_F32},
         {"FINGERPRINT_AUTO", FCDP_FINGERPRINT_AUTO},
         {"FINGERPRINT_NEVER", FCDP_FINGERPRINT_NEVER},
         {"FINGERPRINT_DEVICE", FCDP_FINGERPRINT_DEVICE},

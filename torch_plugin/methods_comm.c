@@ -278,11 +278,11 @@ static PyMethodDef of_shard_group[] = {
     {"create_group", methods_create_group, METH_VARARGS,
      DOC("create_group($self, name, extents, /)",
          "Lay out a parameter group of the shard group.\n\n"
-         "name: for messages. extents: a list of (shard_bytes, span[, element_bytes]) for each\n"
-         "parameter: the bytes of one rank's shard in the gathered dtype, the same on every rank; 1 for a\n"
-         "trainable parameter, 0 for a frozen one; the bytes of one element. Returns a Group, which keeps\n"
-         "the shard group; it has no memory before\n"
-         "attach(). Raises Error.")},
+         "name: for messages. extents: a list of (shard_bytes, span[, element_bytes[, number]]) for\n"
+         "each parameter: the bytes of one rank's shard in the gathered dtype, the same on every rank; 1\n"
+         "for a trainable parameter, 0 for a frozen one; the bytes of one element; NUMBER_BF16, NUMBER_F16\n"
+         "or NUMBER_F32 if FCDP_CODEC=int8 may round it. Returns a Group, which keeps the shard group; it\n"
+         "has no memory before attach(). Raises Error.")},
     {"host_order", comm_host_order, METH_VARARGS,
      DOC("host_order($self, groups, stays, /)",
          "In which order groups of a model take host memory while it lasts: first those of which a copy\n"

@@ -1,6 +1,7 @@
 /* methods_group.c - _fcdp.Group, a parameter group. */
 #include <stdlib.h>
 
+#include "comm/int8.h"
 #include "comm/shard.h"
 #include "comm/spilled.h"
 #include "comm/whole.h"
@@ -16,23 +17,25 @@ PyObject *methods_create_group(PyObject *self, PyObject *args) {
     Py_ssize_t n = comm ? PyList_Size(list) : -1;
     if (n < 0) return NULL;
     fcdp_extent_spec *specs = calloc((size_t)n + 1, sizeof *specs);
-    uint8_t *element_bytes = calloc((size_t)n + 1, 1);
+    uint8_t *element_bytes = calloc(2 * (size_t)n + 1, 1), *numbers = element_bytes + n;
     fcdp_group *group;
     fcdp_status status = FCDP_OK;
     if (!specs || !element_bytes) status = fcdp__fail(FCDP_ERR_SYSTEM, "no memory for %zd extents", n);
     for (Py_ssize_t i = 0; i < n && !status; i++) {
         Py_ssize_t shard_bytes;
-        int span, width = 0;
-        if (!PyArg_ParseTuple(PyList_GetItem(list, i), "ni|i", &shard_bytes, &span, &width)) {
+        int span, width = 0, number = FCDP_NUMBER_OTHER;
+        if (!PyArg_ParseTuple(PyList_GetItem(list, i), "ni|ii", &shard_bytes, &span, &width, &number)) {
             free(specs);
             free(element_bytes);
             return NULL;
         }
         specs[i] = (fcdp_extent_spec){.shard_bytes = (size_t)shard_bytes, .span = (uint8_t)span};
         element_bytes[i] = (uint8_t)width;
+        numbers[i] = number > 0 && number < FCDP_N_NUMBERS ? (uint8_t)number : FCDP_NUMBER_OTHER;
     }
     if (!status) status = fcdp_group_create(comm, name, specs, (uint32_t)n, &group);
     if (!status) fcdp_group_set_element_bytes(group, element_bytes);
+    if (!status) fcdp_group_set_numbers(group, numbers);
     free(specs);
     free(element_bytes);
     return status == FCDP_OK ? binding_wrap(BINDING_GROUP, group, self) : binding_raise(status);

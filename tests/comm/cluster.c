@@ -35,6 +35,21 @@ const uint8_t *cluster_truth(const cluster *c, uint32_t g, uint32_t i, uint32_t 
     return c->pool + (version * 4099u + g * 911u + i * 127u) % N_CONTENTS;
 }
 
+const uint8_t *cluster_gathered(const cluster *c, uint32_t g, uint32_t i, uint32_t version, uint8_t *room) {
+    const uint8_t *truth = cluster_truth(c, g, i, version);
+    const fcdp_group *group = c->members[0].groups[g];
+    if (!fcdp__extent_rounds(group, i)) return truth;
+    size_t bytes = c->config.groups[g].extents[i].shard_bytes;
+    fcdp_number number = (fcdp_number)group->numbers[i];
+    uint8_t *wire = malloc(fcdp__int8_bound(bytes, number) + 1);
+    for (uint32_t r = 0; r < c->n_ranks; r++) {
+        size_t n = fcdp__int8_encode(truth + r * bytes, bytes, number, wire, NULL);
+        MUST(!fcdp__int8_decode(room + r * bytes, bytes, number, wire, n));
+    }
+    free(wire);
+    return room;
+}
+
 static void pool_make(cluster *c) {
     test_random random = {c->n_ranks};
     size_t bytes = 0;
@@ -118,7 +133,10 @@ static void member_start(cluster *c, uint32_t rank) {
                     .mapping = of->mapping,
                     .agree = of->agree,
                     .prefetch = of->prefetch,
-                    .codec = of->deltas ? of->by_gain ? FCDP_CODEC_AUTO : FCDP_CODEC_DELTA : FCDP_CODEC_NONE,
+                    .codec = of->rounds    ? FCDP_CODEC_INT8
+                             : !of->deltas ? FCDP_CODEC_NONE
+                             : of->by_gain ? FCDP_CODEC_AUTO
+                                           : FCDP_CODEC_DELTA,
                     .device_budget_bytes = of->device_budget_bytes,
                     .host_budget_bytes = (size_t)1 << 30,
                     .timeout_s = of->timeout_s},
@@ -179,6 +197,9 @@ static void member_make_group(member *m, uint32_t g) {
     snprintf(name, sizeof name, "blocks.%u", g);
     assert_ok(fcdp_group_create(m->comm, name, spec->extents, spec->n_extents, &m->groups[g]));
     fcdp_group_set_tier(m->groups[g], m->cluster->config.tiers[g]);
+    uint8_t numbers[CLUSTER_MAX_EXTENTS];
+    for (uint32_t i = 0; i < spec->n_extents; i++) numbers[i] = (uint8_t)((g + i + 3) % FCDP_N_NUMBERS);
+    fcdp_group_set_numbers(m->groups[g], numbers);
     fcdp_group_join(m->groups[g], m->tree);
 }
 

@@ -83,6 +83,7 @@ typedef struct cluster_config {
     fcdp_tier tiers[CLUSTER_MAX_GROUPS];
     bool deltas; /* FCDP_CODEC=delta, or, by_gain, auto; else none */
     bool by_gain;
+    bool rounds;            /* FCDP_CODEC=int8; extents in turn are of each kind of numbers */
     bool alike;             /* seven eighths of what a parameter holds are the same in all versions */
     uint32_t uncached_rank; /* its directory cannot be used; 0: none */
 } cluster_config;
@@ -102,6 +103,8 @@ void cluster_destroy(cluster *c);
 size_t cluster_extent_bytes(const cluster *c, uint32_t g, uint32_t i); /* of the whole parameter */
 /* What the whole parameter holds in that version. */
 const uint8_t *cluster_truth(const cluster *c, uint32_t g, uint32_t i, uint32_t version);
+/* The same as ranks have it in their regions: with `rounds`, rounded, in `room`, of as many bytes. */
+const uint8_t *cluster_gathered(const cluster *c, uint32_t g, uint32_t i, uint32_t version, uint8_t *room);
 /* Device memory with which no group can fail to get pages, though all are in use, each
  * in a slot that is too large for it. */
 size_t cluster_most_pages(const cluster_config *config);

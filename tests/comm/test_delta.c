@@ -211,6 +211,33 @@ static void test_by_gain_too_many_differences_are_not_made_again(void **state) {
     }
 }
 
+/* Also the first gathers, which have no base. Extents are of each kind of numbers, and random bytes are many
+ * that cannot be rounded. */
+static void test_rounded_gathers_are_the_same_on_all_ranks(void **state) {
+    (void)state;
+    test_random random = {random_seed("test_rounded_gathers_are_the_same_on_all_ranks", 1)};
+    for (int way = 0; way < 8; way += getenv("TEST_COARSER") ? 5 : 1) {
+        cluster_config config = make_config(shapes[way % 3][0], shapes[way % 3][1]);
+        if (way % 2) config = together(config);
+        config.deltas = false;
+        config.rounds = true;
+        config.alike = way % 4 < 2;
+        for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = way / 2 % 2;
+        outcome rounded = run(&config, NULL, 0, 0);
+        config.rounds = false;
+        outcome whole = run(&config, NULL, 0, 0);
+        config.rounds = true;
+        uint64_t n_ranks = config.n_nodes * config.node_size;
+        assert_int_equal(rounded.n_deltas, n_ranks * (way % 2 ? N_GROUPS + N_STEPS - 1 : N_GROUPS * N_STEPS));
+        assert_int_equal(rounded.n_whole, 0);
+        print_message("%u x %u: %llu bytes whole, %llu rounded\n", config.n_nodes, config.node_size,
+                      (unsigned long long)whole.sent, (unsigned long long)rounded.sent);
+        assert_true(rounded.sent < whole.sent * (config.alike ? 80 : 101) / 100);
+        outcome spoilt = run(&config, NULL, 1 + (long)random_below(&random, 6), random_next(&random));
+        assert_true(spoilt.n_whole == config.n_nodes || spoilt.n_whole == 0);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fewer_bytes_cross),
@@ -218,6 +245,7 @@ int main(void) {
         cmocka_unit_test(test_a_changed_base_crosses_whole),
         cmocka_unit_test(test_what_comes_wrong_crosses_whole),
         cmocka_unit_test(test_by_gain_too_many_differences_are_not_made_again),
+        cmocka_unit_test(test_rounded_gathers_are_the_same_on_all_ranks),
     };
     fcdp_log_set_level(FCDP_LOG_QUIET);
     cmocka_set_test_filter(getenv("TEST_FILTER"));

@@ -141,6 +141,11 @@ static cluster_config differing(cluster_config config) {
     return config;
 }
 
+static cluster_config rounding(cluster_config config) {
+    config.host_computes = config.rounds = config.alike = true;
+    return config;
+}
+
 static cluster_config spilled(cluster_config config) {
     config.spill_dir = "/tmp";
     for (uint32_t g = 0; g < config.n_groups; g++) config.spilled[g] = g != 1;
@@ -249,6 +254,13 @@ static void test_every_driver_call_differences(void **state) {
                       CUDA_UNKNOWN, 61);
 }
 
+static void test_every_driver_call_rounded(void **state) {
+    (void)state;
+    every_driver_call(rounding(small_cluster(1, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS)), CUDA_UNKNOWN, 17);
+    every_driver_call(together(rounding(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS))),
+                      CUDA_UNKNOWN, 61);
+}
+
 static void every_collective(cluster_config config, hub_fault code) {
     fault f = {.code = (int)code, .stops = NOBODY};
     long n_calls = run_with(&config, &f).n_collectives;
@@ -272,6 +284,7 @@ static void every_collective_of_all(hub_fault code) {
     every_collective(packed(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS)), code);
     every_collective(differing(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS)), code);
     every_collective(together(differing(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS))), code);
+    every_collective(rounding(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS)), code);
 }
 
 static void test_every_collective_is_refused(void **state) {
@@ -385,6 +398,7 @@ int main(void) {
         cmocka_unit_test(test_every_driver_call_packed),
         cmocka_unit_test(test_every_driver_call_in_files),
         cmocka_unit_test(test_every_driver_call_differences),
+        cmocka_unit_test(test_every_driver_call_rounded),
         cmocka_unit_test(test_every_driver_call_restore_by_slice),
         cmocka_unit_test(test_every_driver_call_restore_whole),
     };

@@ -46,6 +46,7 @@ static cluster_config random_cluster(test_random *random) {
     config.deltas = config.host_computes && random_below(random, 4);
     config.alike = config.deltas && random_below(random, 4);
     config.by_gain = config.deltas && random_below(random, 4) == 0;
+    config.rounds = config.deltas && random_below(random, 3) == 0;
     for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++)
         config.tau[r] = alike && r ? config.tau[0] : taus[random_below(random, 3)];
     return config;
@@ -84,9 +85,10 @@ static void random_program(uint64_t seed, int round) {
                   config.fingerprints ? "fingerprints" : "signals alone", config.prefetch,
                   config.agree ? "unshard" : "forward", config.packed_half_bytes,
                   config.device_budget_bytes / PAGE_BYTES - extra, extra, spilled, tiers,
-                  !config.deltas ? "whole"
-                  : config.alike ? "differences"
-                                 : "too many differences");
+                  !config.deltas  ? "whole"
+                  : config.rounds ? "rounded"
+                  : config.alike  ? "differences"
+                                  : "too many differences");
     cluster *c = start(&config);
     program p = {.cluster = c, .seed = seed, .n_steps = 8, .jitter = 64, .stops = -1, .raw_writes = true};
     p.pressure = extra ? random_below(&own, 3) * 40 : 0;

@@ -105,6 +105,9 @@ def stats() -> dict[str, Any]:
       flat (FSDP's own), and the reasons of those; kept: how many went no further than the node, for the next
       micro-batch that is synchronised; rounding_error: with FCDP_REDUCE_DTYPE, what rounding took from what
       was sent (root of the ratio of their squares, of each 16th reduction), or None;
+    - ``deltas``: with FCDP_CODEC, gathers: those that crossed the nodes as differences, or rounded; whole:
+      those that asked for that and crossed whole; rounding_error: with FCDP_CODEC=int8, what rounding took from
+      this rank's shards (root of the ratio of their squares), or None;
     - ``groups``: one dict per parameter group: name, id (no other group of this process has it), bytes, of
       those trainable_bytes, gathers_made, gathers_avoided, state, in_file (FCDP_SPILL_DIR), tier (the
       plan's "device", "host", "host-whole" or "file"; "policy" without one), ranks_per_node, and

@@ -15,6 +15,7 @@ FSDP1 runs.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 
-from fcdp import _fcdp, adopt, fsdp1_reduce, plain, presence, seam, settings, steps
+from fcdp import _fcdp, adopt, fsdp1_reduce, plain, presence, seam, settings, steps, words
 from fcdp.flat import Cut, cut, pieces
 from fcdp.group import Description, Group, address_of
 from fcdp.seam import stream_of, version_of, wrap
@@ -220,8 +221,15 @@ def _name(handle: Any) -> str:
     return handle.__dict__.get("_fcdp_name", "")
 
 
+@functools.cache
+def _say_exact() -> None:
+    words.say("FCDP_CODEC=int8: FSDP1's parameters are not rounded, as it may write gathered parameters back")
+
+
 def _describe(handle: Any) -> Description:
     of = _Flat(handle)
+    if settings.options["codec"] == _fcdp.CODEC_INT8:
+        _say_exact()
     extents = [_Extent(of, one, _name(handle)) for one in of.cuts]
     specs = [(one.length * of.dtype.itemsize, int(one.trainable), of.dtype.itemsize) for one in of.cuts]
     return _name(handle), extents, specs, of.collect, False

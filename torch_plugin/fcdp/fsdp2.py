@@ -23,7 +23,7 @@ import torch
 
 from fcdp import _fcdp, adopt, bypassed, extension, fsdp2_reduce, plain, presence, seam, settings, steps, whole, words
 from fcdp.extension import Input
-from fcdp.group import Description, Group
+from fcdp.group import Description, Group, number_of
 from fcdp.released import Storages
 from fcdp.seam import stream_of, wrap
 from fcdp.side import Side, beside
@@ -210,6 +210,7 @@ def _describe(param_group: Any) -> Description:
             extent.fsdp_param._sharded_param_data.numel() * extent.gathered_dtype().itemsize,
             int(extent.fsdp_param.sharded_param.requires_grad),
             extent.gathered_dtype().itemsize,
+            number_of(extent.gathered_dtype()),
         )
         for extent in extents
     ]

@@ -62,9 +62,16 @@ def address_of(piece: torch.Tensor) -> int:
     return piece.data_ptr() or 1 if there or not piece.nbytes else 0
 
 
-# Of a parameter group: name, extents, (shard_bytes, span, bytes of an element) per extent, collect (Group.collect),
-# does it stay gathered after forward.
-Description = tuple[str, list[Any], list[tuple[int, int, int]], Callable, bool]
+# Of a parameter group: name, extents, (shard_bytes, span, bytes of an element[, NUMBER_*: it may be rounded]) per
+# extent, collect (Group.collect), does it stay gathered after forward.
+Description = tuple[str, list[Any], list[tuple[int, ...]], Callable, bool]
+
+_NUMBERS = {torch.bfloat16: _fcdp.NUMBER_BF16, torch.float16: _fcdp.NUMBER_F16, torch.float32: _fcdp.NUMBER_F32}
+
+
+def number_of(dtype: torch.dtype) -> int:
+    return _NUMBERS.get(dtype, _fcdp.NUMBER_OTHER)
+
 
 by_id: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()  # of all that live
 

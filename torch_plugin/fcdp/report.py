@@ -34,7 +34,7 @@ def _nothing_yet() -> dict[str, Any]:
         "cache": {"read_bytes": 0, "written_bytes": 0},
         "reductions": {"hierarchical": 0, "flat": 0, "kept": 0, "reasons": []},
         "spill": {"bytes": 0, "written_bytes": 0, "read_bytes": 0, "failures": 0, "waits": 0, "wait_seconds": 0.0},
-        "deltas": {"gathers": 0, "whole": 0},
+        "deltas": {"gathers": 0, "whole": 0, "rounding_error": None},
         "asleep_bytes": 0,
         "bypassed": [],
         "saved": {"plain_bytes": 0, "gather_bytes": 0, "beside_bytes": 0},
@@ -83,6 +83,8 @@ def stats() -> dict[str, Any]:
     out["waits"]["agreements"] = out["collectives"]["agree"]["calls"]
     for key in ("moves", "device_bytes", "host_bytes", "host", "cache", "spill", "deltas"):
         out[key] = core[key]
+    lost, rounded = out["deltas"].pop("lost"), out["deltas"].pop("rounded")
+    out["deltas"]["rounding_error"] = (lost / rounded) ** 0.5 if rounded else None
     groups = (
         {**one.handle.stats(), "id": id_, "ranks_per_node": one.shards.node_size}
         for id_, one in list(group.by_id.items())
@@ -167,6 +169,11 @@ def summary() -> None:
         f"moved {_human(now['moves']['h2d_bytes'])} to the device and {_human(now['moves']['d2h_bytes'])} to the host{_disk(now['spill'])}"
     )
 
+    error = now["deltas"]["rounding_error"]
+    if error is not None:
+        words.say(
+            f"parameters were rounded for their gathers (FCDP_CODEC=int8): by {100 * error:.2g} %, root mean square"
+        )
     error = now["reductions"]["rounding_error"]
     if error is not None:
         words.say(f"gradients were rounded between nodes (FCDP_REDUCE_DTYPE): by {100 * error:.2g} %, root mean square")
