@@ -148,11 +148,17 @@ static bool open_shared(struct sim_phys *phys) {
     return true;
 }
 
+static bool has_node(const char *root, int node) {
+    char path[4096 + 64];
+    snprintf(path, sizeof path, "%.4095s/sys/devices/system/node/node%d", root, node);
+    return access(path, F_OK) == 0;
+}
+
+/* On the machine that FCDP_SIM_ROOT describes, else on this one. One without nodes has node 0. */
 static bool numa_node_exists(int node) {
-    char path[64];
+    const char *described = getenv("FCDP_SIM_ROOT"), *root = described ? described : "";
     if (node < 0 || node >= 1024) return false;
-    snprintf(path, sizeof path, "/sys/devices/system/node/node%d", node);
-    return access(path, F_OK) == 0 || (node == 0 && access("/sys/devices/system/node/node0", F_OK) != 0);
+    return has_node(root, node) || (node == 0 && !has_node(root, 0));
 }
 
 static CUresult check_prop(const CUmemAllocationProp *prop) {

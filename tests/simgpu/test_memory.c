@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/simgpu/support.h"
@@ -273,6 +274,29 @@ static void fact_7_host_memory_is_mapped_beside_device_memory(void **state) {
     OK(cuMemCreate(&handle, PAGE, &prop, 0));
 }
 
+/* FCDP_SIM_ROOT describes a machine of which node 3 alone exists. */
+static void host_memory_has_the_nodes_of_the_described_machine(void **state) {
+    (void)state;
+    static const char *const parts[] = {"/sys", "/devices", "/system", "/node", "/node3"};
+    char root[] = "/tmp/fcdp-simgpu-XXXXXX", path[128];
+    CUmemGenericAllocationHandle handle;
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 3}};
+    assert_non_null(mkdtemp(root));
+    snprintf(path, sizeof path, "%s", root);
+    for (int i = 0; i < 5; i++) assert_int_equal(mkdir(strcat(path, parts[i]), 0700), 0);
+    setenv("FCDP_SIM_ROOT", root, 1);
+    OK(cuMemCreate(&handle, PAGE, &prop, 0));
+    prop.location.id = 1;
+    REFUSED(cuMemCreate(&handle, PAGE, &prop, 0), CUDA_ERROR_INVALID_VALUE);
+    unsetenv("FCDP_SIM_ROOT");
+    prop.location.id = 3;
+    if (access("/sys/devices/system/node/node3", F_OK) != 0)
+        REFUSED(cuMemCreate(&handle, PAGE, &prop, 0), CUDA_ERROR_INVALID_VALUE);
+    for (int i = 5; i-- > 0; path[strlen(path) - strlen(parts[i])] = '\0') assert_int_equal(rmdir(path), 0);
+    assert_int_equal(rmdir(root), 0);
+}
+
 static void fact_10_a_remap_at_the_same_address_shows_the_new_memory(void **state) {
     (void)state;
     struct pages pages = pages_make(1);
@@ -379,6 +403,7 @@ int main(void) {
         test(released_memory_comes_back_empty),
         test(fact_6_kinds_of_handles),
         test(fact_7_host_memory_is_mapped_beside_device_memory),
+        test(host_memory_has_the_nodes_of_the_described_machine),
         test(fact_10_a_remap_at_the_same_address_shows_the_new_memory),
         test(fact_18_adjacent_pages_merge_in_the_kernels_table),
         test(freed_neighbours_become_one_extent),
