@@ -70,6 +70,22 @@ fcdp_status fcdp__driver_phys_create(fcdp_driver *drv, size_t bytes, fcdp_phys *
     return FCDP_OK;
 }
 
+fcdp_status fcdp__driver_phys_create_host(fcdp_driver *drv, int numa_node, size_t bytes,
+                                          fcdp_phys *phys_out) {
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, numa_node}};
+    CUmemGenericAllocationHandle handle;
+    CUresult result = CALL(drv, cuMemCreate, &handle, bytes, &prop, 0);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY)
+        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "cuMemCreate(%zu bytes of host memory, NUMA node %d): %s",
+                          bytes, numa_node, fcdp__driver_result_name(drv, result));
+    if (result != CUDA_SUCCESS)
+        return fcdp__driver_failed(drv, result, "cuMemCreate(%zu bytes of host memory, NUMA node %d)", bytes,
+                                   numa_node);
+    phys_out->handle = handle;
+    return FCDP_OK;
+}
+
 fcdp_status fcdp__driver_phys_release(fcdp_driver *drv, fcdp_phys phys) {
     CUresult result = CALL(drv, cuMemRelease, phys.handle);
     if (result == CUDA_SUCCESS) return FCDP_OK;

@@ -54,6 +54,11 @@ void fcdp__driver_context_take(fcdp_driver_context context);
 /* Physical memory and ranges; rules: facts of cuMemMap (whole handles,
  * offset 0), cuMemUnmap (whole mappings). */
 fcdp_status fcdp__driver_phys_create(fcdp_driver *drv, size_t bytes, fcdp_phys *phys_out) FCDP_MUST_CHECK;
+/* Pages of host memory, on NUMA node `numa_node`, that can be mapped like device pages; they take no device
+ * memory. FCDP_ERR_NO_HOST_MEM: the node has none left. Many systems refuse otherwise (drivers before CUDA
+ * 12.2, containers without SYS_NICE, nodes without CPUs), and no attribute tells. */
+fcdp_status fcdp__driver_phys_create_host(fcdp_driver *drv, int numa_node, size_t bytes,
+                                          fcdp_phys *phys_out) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_phys_release(fcdp_driver *drv, fcdp_phys phys) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_range_reserve(fcdp_driver *drv, size_t bytes, fcdp_dptr *base_out) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_range_free(fcdp_driver *drv, fcdp_dptr base, size_t bytes) FCDP_MUST_CHECK;

@@ -7,7 +7,9 @@
 
 #include "alloc/trace_stream.h"
 #include "alloc/vrange.h"
+#include "tiering/account.h"
 #include "tiering/board.h"
+#include "tiering/mapped.h"
 #include "tiering/region.h"
 
 #include <stdatomic.h>
@@ -86,6 +88,7 @@ struct fcdp_region {
     bool unrecorded;
     /* under the tiering's lock */
     fcdp_slot *slot;
+    fcdp_account *account; /* of the pages of a mapped region (mapped.h); else NULL */
     bool moving, in_use, kept;
     uint64_t last_use;
     fcdp_tier tier;
@@ -118,6 +121,8 @@ void fcdp__region_give_slot(fcdp_region *region);
 bool fcdp__region_is_clean(const fcdp_region *region);
 
 /* Lock not held. */
+/* The pages of a mapped region that is unmapped go back; `slot` was its own. */
+void fcdp__mapped_free(fcdp_tiering *tiering, fcdp_account *account, fcdp_slot *slot);
 /* Wait until the device is done with everything that was enqueued for the region, so that its pages can go:
  * counted, with its time, if it is not done yet. */
 fcdp_status fcdp__region_await(const fcdp_region *region) FCDP_MUST_CHECK;

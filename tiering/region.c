@@ -227,10 +227,14 @@ bool fcdp__region_is_spilled(const fcdp_region *region) {
     return !region->block;
 }
 
+static void spans_drop(fcdp_region *region) {
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) region->span[s].on_device = false;
+}
+
 void fcdp__region_give_slot(fcdp_region *region) {
     fcdp__slot_disown(region->slot);
     region->kept = region->in_use = false;
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) region->span[s].on_device = false;
+    spans_drop(region);
 }
 
 /* Its slot goes too if no other region is mapped onto it. */
@@ -246,9 +250,12 @@ void fcdp__region_destroy(fcdp_region *region) {
     if (region->slot && FCDP_RETRY_ONCE(fcdp__vrange_unmap(region->range)))
         fcdp__log(FCDP_LOG_WARN, "'%s' stays mapped: %s", region->name, fcdp_error_text());
     fcdp__lock_acquire(&tiering->lock);
-    fcdp_slot *slot = region->slot;
+    fcdp_slot *slot = region->slot, *mapped = slot && slot->on_host ? slot : NULL;
+    if (mapped) slot = region->slot = NULL;
     if (slot && slot->owner == region) fcdp__region_give_slot(region);
     if (slot) fcdp__slot_trace(slot, FCDP_EVENT_REGION_UNMAP, region);
+    if (mapped) region->kept = region->in_use = false;
+    if (mapped) spans_drop(region);
     fcdp__region_trace_state(region);
     fcdp_region **link = &tiering->regions;
     while (*link != region) link = &(*link)->next;
@@ -261,6 +268,7 @@ void fcdp__region_destroy(fcdp_region *region) {
     fcdp__slot_drop_spare(region);
     pthread_cond_broadcast(&tiering->moved);
     fcdp__lock_release(&tiering->lock);
+    if (mapped) fcdp__mapped_free(tiering, region->account, mapped);
     region_free(region);
 }
 
@@ -441,7 +449,8 @@ fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool k
     region->unrecorded = region->unrecorded && status;
     fcdp__region_lock(region);
     fcdp__region_begin_move(region);
-    region->kept = keep && !status;
+    bool holds = keep && !status;
+    region->kept = holds || region->slot->on_host;
     region->in_use = false;
     region->slot->last = last;
     fcdp__schedule_note_release(region);
@@ -450,7 +459,10 @@ fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool k
                      : region->tiering->exact ? FCDP_CAUSE_UNMAPPED
                                               : FCDP_CAUSE_PASSED_ON;
     fcdp__region_trace(region, FCDP_EVENT_RELEASE, became, region->slot->number, 0);
-    if (!kept) fcdp__region_give_slot(region);
+    if (!kept)
+        fcdp__region_give_slot(region);
+    else if (!holds)
+        spans_drop(region);
     fcdp__region_unlock(region);
     if (!kept) fcdp__slot_unmap_if_done(region);
     fcdp__region_lock(region);

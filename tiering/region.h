@@ -89,7 +89,8 @@ fcdp_status fcdp__region_acquire(fcdp_region *region) FCDP_MUST_CHECK;
  * to the region, unless that stream waits for one that was ordered. In use. */
 fcdp_status fcdp__region_order(fcdp_region *region, fcdp_stream stream) FCDP_MUST_CHECK;
 /* The use ends; `stream` is behind its last operation. keep: the pages stay the region's until the reclaimer
- * needs them. Otherwise only host memory has the bytes from here on, if anything has. */
+ * needs them. Otherwise only host memory has the bytes from here on, if anything has (of a mapped region,
+ * mapped.h: its block there). */
 fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool keep) FCDP_MUST_CHECK;
 
 /* With FCDP_POLICY=next-use (schedule.h), in use. The use needs `load_bytes` of what the region had before,

@@ -260,7 +260,7 @@ void fcdp__slot_drop_spare(const fcdp_region *gone) {
     size_t n_slots = 0, n_regions = 0;
     fcdp_slot *spare = NULL;
     for (const fcdp_region *r = tiering->regions; r; r = r->next)
-        n_regions += class_of(fcdp__region_pages(r)) == class;
+        n_regions += class_of(fcdp__region_pages(r)) == class && r->tier != FCDP_TIER_MAPPED;
     for (fcdp_slot *slot = tiering->slots; slot; slot = slot->next) {
         if (class_of(slot->n_pages) != class) continue;
         n_slots++;

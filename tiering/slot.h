@@ -43,6 +43,7 @@ struct fcdp_slot {
     size_t n_mapped;
     uint64_t failed_call; /* the reclaimer's call in which it failed to dissolve, 0: none */
     bool dissolving;
+    bool on_host; /* host memory, its owner's for life, and not in the tiering's list (mapped.h) */
 };
 
 /* Make `region` the owner of a free slot: of the one that it is mapped onto, else of the smallest that is

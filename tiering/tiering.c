@@ -17,6 +17,11 @@
 
 /* ---- the pool's reclaimer ---- */
 
+/* It has device pages, and is not in use. Lock held. */
+static bool may_give(const fcdp_region *region) {
+    return region->kept && !region->slot->on_host;
+}
+
 /* The policy's choice, NULL when there is none. Policy is pure, so it gets a snapshot. Lock held. */
 static fcdp_region *victim_choose(const fcdp_tiering *tiering, uint64_t call) {
     size_t n = 0;
@@ -29,7 +34,7 @@ static fcdp_region *victim_choose(const fcdp_tiering *tiering, uint64_t call) {
             .bytes = r->kept ? r->layout->bytes : 0,
             .distance = fcdp__schedule_distance(r),
             .clean = fcdp__region_is_clean(r),
-            .busy = !r->kept || r->moving || r->failed_call == call,
+            .busy = !may_give(r) || r->moving || r->failed_call == call,
             .planned = r->tier == FCDP_TIER_DEVICE,
         };
     size_t choice = fcdp__policy_victim(candidates, n);
@@ -43,7 +48,7 @@ static fcdp_region *victim_choose(const fcdp_tiering *tiering, uint64_t call) {
  * may wait for it, and then finds pages or a victim. Lock held. */
 static bool somebody_gives(const fcdp_tiering *tiering) {
     for (const fcdp_region *r = tiering->regions; r; r = r->next)
-        if (r->moving && r->kept) return true;
+        if (r->moving && may_give(r)) return true;
     for (const fcdp_slot *slot = tiering->slots; slot; slot = slot->next)
         if (slot->dissolving) return true;
     return false;
@@ -92,7 +97,7 @@ size_t fcdp__tiering_unplanned_pages(fcdp_tiering *tiering) {
     size_t n = 0;
     fcdp__lock_acquire(&tiering->lock);
     for (const fcdp_region *r = tiering->regions; r; r = r->next)
-        n += r->kept && r->slot && r->tier != FCDP_TIER_DEVICE ? r->slot->n_pages : 0;
+        n += may_give(r) && r->tier != FCDP_TIER_DEVICE ? r->slot->n_pages : 0;
     fcdp__lock_release(&tiering->lock);
     return n;
 }
@@ -106,7 +111,7 @@ static fcdp_region *in_use_find(const fcdp_tiering *tiering) {
 /* A region that has pages and is not in use, and that no other thread moves: that may be its end. */
 static fcdp_region *kept_find(const fcdp_tiering *tiering) {
     fcdp_region *region = tiering->regions;
-    while (region && (!region->kept || region->moving)) region = region->next;
+    while (region && (!may_give(region) || region->moving)) region = region->next;
     return region;
 }
 
@@ -238,5 +243,6 @@ void fcdp__tiering_stats_get(const fcdp_tiering *tiering, fcdp_tiering_stats *st
                                       .n_plans = n[FCDP_COUNT_PLANS],
                                       .n_surprises = n[FCDP_COUNT_SURPRISES],
                                       .n_waits = n[FCDP_COUNT_MEMORY_WAITS],
-                                      .wait_ns = n[FCDP_COUNT_MEMORY_WAIT_NS]};
+                                      .wait_ns = n[FCDP_COUNT_MEMORY_WAIT_NS],
+                                      .mapped_bytes = n[FCDP_COUNT_HOST_MAPPED_BYTES]};
 }

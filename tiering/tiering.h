@@ -20,6 +20,7 @@ typedef struct fcdp_tiering_stats {
     uint64_t n_maps;               /* times that a region was mapped onto a slot */
     uint64_t n_plans, n_surprises; /* plans of what to keep; uses that these did not expect */
     uint64_t n_waits, wait_ns;     /* times that the host waited for pages; the time of these */
+    uint64_t mapped_bytes;         /* host pages under regions' addresses, now (mapped.h) */
 } fcdp_tiering_stats;
 
 typedef struct fcdp_tiering_config {
@@ -42,8 +43,8 @@ fcdp_trace_spans *fcdp__tiering_spans(const fcdp_tiering *tiering);
 size_t fcdp__tiering_reclaim(void *ctx, size_t n_pages);
 /* Of regions that are kept, and not by a plan (tiers.h): the first to go where pages are asked for. */
 size_t fcdp__tiering_unplanned_pages(fcdp_tiering *tiering);
-/* Every region gives its pages up, and all slots go back to the pool. FCDP_ERR_INVALID: a region is in use.
- * On failure some may still have theirs. */
+/* Every region gives its device pages up, and all slots go back to the pool. FCDP_ERR_INVALID: a region is in
+ * use. On failure some may still have theirs. */
 fcdp_status fcdp__tiering_sleep(fcdp_tiering *tiering) FCDP_MUST_CHECK;
 void fcdp__tiering_stats_get(const fcdp_tiering *tiering, fcdp_tiering_stats *stats_out);
 

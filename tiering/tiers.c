@@ -10,7 +10,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-static const char *const names[FCDP_N_TIERS] = {"policy", "device", "host", "host-whole", "file", "gather"};
+static const char *const names[FCDP_N_TIERS] = {"policy", "device", "host",  "host-whole",
+                                                "file",   "gather", "mapped"};
 
 const char *fcdp__tier_name(fcdp_tier tier) {
     return names[tier];

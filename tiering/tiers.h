@@ -1,7 +1,9 @@
-/* tiers.h - where a group's bytes live between its uses, if the job has a plan of that (FCDP_PLAN). Pure.
+/* tiers.h - where a group's bytes live between its uses, if the job has a plan of that (FCDP_PLAN) or the
+ * user says it (FCDP_HOST_MAP). Pure.
  *
  * A plan has a region for each parameter group of a model, as fcdp-plan search has found them. A group whose
- * tier is FCDP_TIER_POLICY has no plan: tau or next-use decides, as without FCDP_PLAN.
+ * tier is FCDP_TIER_POLICY has no plan: tau or next-use decides, as without FCDP_PLAN. FCDP_TIER_MAPPED is in
+ * no plan: FCDP_HOST_MAP names these groups.
  */
 #ifndef FCDP_TIERS_H
 #define FCDP_TIERS_H
@@ -15,6 +17,7 @@ typedef enum fcdp_tier {
     FCDP_TIER_HOST_WHOLE, /* in host memory, from which each rank restores the whole */
     FCDP_TIER_FILE,       /* in a file of each rank's (FCDP_SPILL_DIR) */
     FCDP_TIER_GATHER,     /* nowhere: plain FSDP gathers it for each use */
+    FCDP_TIER_MAPPED,     /* on its own pages of host memory, at its addresses on the device (mapped.h) */
     FCDP_N_TIERS
 } fcdp_tier;
 

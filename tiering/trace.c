@@ -60,17 +60,21 @@ typedef struct state {
     uint32_t flags;
 } state;
 
-/* As everywhere in tiering, a tier holds what it will hold once the streams have run. */
+/* As everywhere in tiering, a tier holds what it will hold once the streams have run. A mapped region's own
+ * pages are host memory. */
 static state state_of(const fcdp_region *region) {
-    bool owns = region->slot && region->slot->owner == region;
+    bool on_host = fcdp__region_is_mapped_on_host(region);
+    bool owns = region->slot && region->slot->owner == region && !on_host;
     state now = {.flags = FCDP_OBJECT_LIVE | (region->in_use ? FCDP_OBJECT_IN_USE : 0) |
-                          (region->kept ? FCDP_OBJECT_KEPT : 0),
+                          (region->kept && !on_host ? FCDP_OBJECT_KEPT : 0),
                  .mapped_bytes = owns ? slot_bytes(region->slot, region->tiering) : 0};
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         uint64_t bytes = region->layout->span[s].bytes;
-        now.device_bytes += region->span[s].on_device ? bytes : 0;
+        bool has_pages = region->span[s].on_device;
+        bool is_stored = region->span[s].stored || region->span[s].whole || (on_host && has_pages);
         uint64_t *stored_bytes = region->block ? &now.host_bytes : &now.file_bytes;
-        *stored_bytes += region->span[s].stored || region->span[s].whole ? bytes : 0;
+        now.device_bytes += has_pages && !on_host ? bytes : 0;
+        *stored_bytes += is_stored ? bytes : 0;
     }
     return now;
 }
@@ -84,6 +88,7 @@ void fcdp__region_trace_state(fcdp_region *region) {
     fcdp_trace_object *object = fcdp__trace_object(region->object);
     if (!object) return;
     state now = state_of(region);
+    bool on_host = fcdp__region_is_mapped_on_host(region);
     uint32_t before = atomic_load_explicit(&object->state, memory_order_relaxed);
     bool same = (before & ~(uint32_t)FCDP_OBJECT_MOVING) == now.flags &&
                 atomic_load_explicit(&object->device_bytes, memory_order_relaxed) == now.device_bytes &&
@@ -99,10 +104,12 @@ void fcdp__region_trace_state(fcdp_region *region) {
     atomic_store_explicit(&object->mapped_bytes, now.mapped_bytes, memory_order_relaxed);
     uint64_t bytes = region->layout->bytes;
     level_move(FCDP_COUNT_ACQUIRED_BYTES, before & FCDP_OBJECT_IN_USE, region->in_use, bytes);
-    level_move(FCDP_COUNT_KEPT_BYTES, before & FCDP_OBJECT_KEPT, region->kept, bytes);
+    level_move(FCDP_COUNT_KEPT_BYTES, before & FCDP_OBJECT_KEPT, now.flags & FCDP_OBJECT_KEPT, bytes);
     fcdp__trace(&(fcdp_trace_event){.kind = FCDP_EVENT_STATE,
                                     .flags = (uint8_t)((now.flags | moving) << FCDP_TRACE_STATE_SHIFT),
-                                    .cause = region->block ? 0 : FCDP_CAUSE_IN_FILE,
+                                    .cause = on_host          ? FCDP_CAUSE_MAPPED
+                                             : !region->block ? FCDP_CAUSE_IN_FILE
+                                                              : 0,
                                     .object = region->object,
                                     .bytes = now.mapped_bytes,
                                     .a = now.device_bytes,

@@ -38,15 +38,19 @@
     X(SPILL_WRITE, 49, "spill_write", "an errno, 0: it was written", "",                                     \
       "this rank's slice of a span, of `bytes`, was written to FCDP_SPILL_DIR")                              \
     X(SPILL_READ, 50, "spill_read", "an errno, 0: it is what was written", "",                               \
-      "it was read from there, for a load or ahead of one")
+      "it was read from there, for a load or ahead of one")                                                  \
+    X(HOST_MAP, 51, "host_map", "NUMA node", "",                                                             \
+      "host memory of `bytes` is under the region's device addresses, for its life (FCDP_HOST_MAP)")
 
-/* Of RELEASE: what became of the pages. Of EVICT: why. Of STATE: where b is, if not in host memory. */
+/* Of RELEASE: what became of the pages. Of EVICT: why. Of STATE: where b is, if not in the
+ * node's shared host memory. */
 #define FCDP_TIERING_CAUSES(X)                                                                               \
     X(KEPT, 32, "kept", "the region stays on the device")                                                    \
     X(PASSED_ON, 33, "passed_on", "the pages are free for the next region")                                  \
     X(UNMAPPED, 34, "unmapped", "the pages are free, and the addresses are unmapped (exact mapping)")        \
     X(MEMORY_SHORT, 35, "memory_short", "pages were asked for and there were no others")                     \
-    X(IN_FILE, 36, "in_file", "what the region has is in a file (FCDP_SPILL_DIR), and not in host memory")
+    X(IN_FILE, 36, "in_file", "what the region has is in a file (FCDP_SPILL_DIR), and not in host memory")   \
+    X(MAPPED, 37, "mapped", "the region's own pages are host memory (FCDP_HOST_MAP)")
 
 #define FCDP_TIERING_COUNTERS(X)                                                                             \
     X(H2D_BYTES, 32, "moves.h2d_bytes", BYTES, SUM, "copies from the host that were enqueued")               \
@@ -82,7 +86,9 @@
       "slices that could not be written, or not be read as they were written")                               \
     X(SPILL_WAITS, 59, "spill.waits", COUNT, SUM, "times that the host waited for the disk")                 \
     X(SPILL_WAIT_NS, 60, "spill.wait_ns", NS, SUM, "time of spill.waits")                                    \
-    X(HOST_COPIES, 61, "host.copies", COUNT, LEVEL, "copies in the node's host memory (FCDP_HOST_COPIES)")
+    X(HOST_COPIES, 61, "host.copies", COUNT, LEVEL, "copies in the node's host memory (FCDP_HOST_COPIES)")   \
+    X(HOST_MAPPED_BYTES, 62, "host.mapped_bytes", BYTES, LEVEL,                                              \
+      "this process's host pages under regions' device addresses (FCDP_HOST_MAP)")
 
 /* Of events with FCDP_TRACE_ON_STREAM: what their `thread` is. */
 #define FCDP_TIERING_STREAMS(X)                                                                              \

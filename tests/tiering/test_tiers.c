@@ -5,8 +5,8 @@
 
 static void names_are_those_of_plans(void **state) {
     (void)state;
-    static const char *const names[FCDP_N_TIERS] = {"policy",     "device", "host",
-                                                    "host-whole", "file",   "gather"};
+    static const char *const names[FCDP_N_TIERS] = {"policy", "device", "host",  "host-whole",
+                                                    "file",   "gather", "mapped"};
     fcdp_tier tier;
     for (int i = 0; i < FCDP_N_TIERS; i++) {
         assert_string_equal(fcdp__tier_name((fcdp_tier)i), names[i]);
