@@ -116,6 +116,11 @@ typedef struct option_parser {
       "node: one; numa: one in each NUMA node of the ranks' devices, all in FCDP_HOST_BUDGET, so that each " \
       "rank reads from its own NUMA node; by slice, it does so with the one copy that there is",             \
       FIELD(CHOICE, host_copies, 0, 0))                                                                      \
+    X(EXPERT, "FCDP_HOST_MAP", "names", "",                                                                  \
+      "groups that take no device memory: the device reads them over PCIe, in host memory of each rank's. "  \
+      "Names as in fcdp.stats(), their ends behind a dot, or patterns, with commas between: "                \
+      "embed_tokens,layers.[0-3]",                                                                           \
+      FIELD(PATH, host_map, 0, 0))                                                                           \
     X(EXPERT, "FCDP_MAPPING", "auto|slots|exact", "auto",                                                    \
       "device pages of gathered parameters: slots: groups take turns on pages that stay mapped; exact: a "   \
       "released group is unmapped, so that "                                                                 \

@@ -95,6 +95,9 @@ typedef struct fcdp_options {
     char spill_dir[FCDP_OPTION_PATH_BYTES];
     /* FCDP_PLAN: where each group lives (tiering/tiers.h), for the program to read; "": policy decides */
     char plan[FCDP_OPTION_PATH_BYTES];
+    /* FCDP_HOST_MAP: names of groups that live in host memory at their device addresses, for the program to
+     * read; "": none */
+    char host_map[FCDP_OPTION_PATH_BYTES];
     size_t cache_bytes; /* FCDP_CACHE_SIZE, of all files there; 0: half of what the disk has free */
 } fcdp_options;
 

@@ -42,11 +42,13 @@ static uint32_t stale_mask(const fcdp_group *group, bool stale) {
 
 /* Decided from what all ranks have in common: what was agreed, and whether the group was unsharded of late,
  * or is (one rank alone may have put off its begin). A span that is stale in part stays where it is: its
- * other bytes may be on the device alone. */
+ * other bytes may be on the device alone. A mapped group is not to be restored, so it has its gather to
+ * itself. */
 bool fcdp_group_is_small(const fcdp_group *group) {
     size_t bytes = stale_bytes(group) * group->comm->topology.n_ranks;
-    return group->block && fcdp__delta_joins(group) && !group->begun && !group->member.live &&
-           !group->member.ask && bytes > 0 && bytes <= group->comm->engine->options.coalesce_bytes &&
+    return group->block && group->tier != FCDP_TIER_MAPPED && fcdp__delta_joins(group) && !group->begun &&
+           !group->member.live && !group->member.ask && bytes > 0 &&
+           bytes <= group->comm->engine->options.coalesce_bytes &&
            !(stale_mask(group, true) & stale_mask(group, false)) && fcdp__member_was_used(&group->member);
 }
 

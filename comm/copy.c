@@ -25,7 +25,7 @@ static bool is_wanted(const fcdp_group *group) {
 bool fcdp__copy_may_outlive(const fcdp_group *group) {
     const fcdp_options *options = &group->comm->engine->options;
     return !by_host(group) && is_wanted(group) &&
-           (options->policy == FCDP_POLICY_NEXT_USE || options->tau > 0);
+           (options->policy == FCDP_POLICY_NEXT_USE || options->tau > 0 || group->tier == FCDP_TIER_MAPPED);
 }
 
 bool fcdp__copy_is_first(const fcdp_group *group, int which) {

@@ -19,7 +19,7 @@
 #include "comm/internal.h"
 
 /* May this rank keep a copy behind its use, or store it then, of which only the next vote can tell
- * whether it was written into? By the options, so that it is the same in each use. */
+ * whether it was written into? By the options and its tier, so that it is the same in each use. */
 bool fcdp__copy_may_outlive(const fcdp_group *group);
 /* Has the device not done this read of the group yet, of which there may be some later? A first use makes
  * both, whether or not they are needed, so that the memory of their tasks is pinned in the first step. */

@@ -198,6 +198,18 @@ fcdp_status fcdp_engine_account_join(fcdp_engine *engine, const fcdp_shared_tick
     return status;
 }
 
+fcdp_status fcdp__engine_check_maps(const fcdp_engine *engine) {
+    if (!engine->host_computes) return FCDP_OK;
+    return fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                      "models on CPUs have their gathered parameters in host memory already");
+}
+
+fcdp_status fcdp_engine_probe_host_map(fcdp_engine *engine) {
+    fcdp_status status = fcdp__engine_check_process(engine, "the engine");
+    if (!status) status = fcdp__engine_check_maps(engine);
+    return status ? status : fcdp__mapped_probe(engine->drv, engine->numa.memory_node);
+}
+
 fcdp_status fcdp_engine_check(fcdp_engine *engine) {
     fcdp_status status = fcdp__engine_check_process(engine, "the engine");
     if (status) return status;

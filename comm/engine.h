@@ -50,6 +50,9 @@ fcdp_driver *fcdp_engine_driver(const fcdp_engine *engine);
  * the others join with its ticket. Once, before the first comm. */
 fcdp_status fcdp_engine_account_create(fcdp_engine *engine, fcdp_shared_ticket *ticket_out) FCDP_MUST_CHECK;
 fcdp_status fcdp_engine_account_join(fcdp_engine *engine, const fcdp_shared_ticket *ticket) FCDP_MUST_CHECK;
+/* Can groups be mapped onto host memory (FCDP_HOST_MAP, fcdp_group_map_host)? FCDP_ERR_UNSUPPORTED and
+ * others, with the reason. */
+fcdp_status fcdp_engine_probe_host_map(fcdp_engine *engine) FCDP_MUST_CHECK;
 /* Until the device has done all that was enqueued; the first failure of any shard group. */
 fcdp_status fcdp_engine_drain(fcdp_engine *engine) FCDP_MUST_CHECK;
 /* The first failure that is known of by now, without waiting. */

@@ -206,6 +206,29 @@ fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) {
     return FCDP_OK;
 }
 
+fcdp_status fcdp_group_map_host(fcdp_group *group) {
+    const fcdp_engine *engine = group->comm->engine;
+    fcdp_status status = fcdp__engine_check_process(engine, group->name);
+    if (!status) status = fcdp__engine_check_maps(engine);
+    if (status) return status;
+    if (!group->region || fcdp__group_is_spilled(group))
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "'%s' has no copy in the node's host memory", group->name);
+    status = fcdp__region_map_host(group->region, engine->account, engine->numa.memory_node);
+    if (status) return status;
+    group->unmapped_tier = group->tier;
+    group->tier = FCDP_TIER_MAPPED;
+    return FCDP_OK;
+}
+
+fcdp_status fcdp_group_unmap_host(fcdp_group *group) {
+    fcdp_status status = fcdp__engine_check_process(group->comm->engine, group->name);
+    if (!status && group->tier != FCDP_TIER_MAPPED)
+        status = fcdp__fail(FCDP_ERR_INVALID, "'%s' is not mapped onto host memory", group->name);
+    if (!status) status = fcdp__region_unmap_host(group->region, group->unmapped_tier);
+    if (!status) group->tier = group->unmapped_tier;
+    return status;
+}
+
 fcdp_dptr fcdp_group_extent(const fcdp_group *group, uint32_t i) {
     FCDP_CHECK(1, group->region && i < group->layout->n_extents);
     return fcdp__dptr_add(fcdp__region_base(group->region), group->layout->extents[i].offset_bytes);
@@ -282,7 +305,8 @@ void fcdp_group_stats_get(fcdp_group *group, fcdp_group_stats *stats_out) {
     stats_out->gather_bytes = group->counts.n[FCDP_COUNT_SAVED_GATHER_BYTES];
     if (!group->region) return;
     enum { ON_DEVICE, ON_HOST, NOWHERE, N_PLACES };
-    const char *const names[] = {"device", fcdp__group_is_spilled(group) ? "file" : "host", "invalid"};
+    const char *const names[] = {group->tier == FCDP_TIER_MAPPED ? "mapped" : "device",
+                                 fcdp__group_is_spilled(group) ? "file" : "host", "invalid"};
     uint32_t n_spans = 0, n_in[N_PLACES] = {0};
     fcdp_region_state state;
     fcdp__region_state(group->region, &state);

@@ -25,6 +25,13 @@ void fcdp_group_destroy(fcdp_group *group);
  * FCDP_TIER_POLICY without this call. Before it is attached. A group of FCDP_TIER_FILE is one like the others
  * until fcdp_group_attach_file, and one of FCDP_TIER_GATHER is not for attaching. */
 void fcdp_group_set_tier(fcdp_group *group, fcdp_tier tier);
+/* Give it pages of host memory at its addresses on the device, of this rank's alone (mapped.h), and
+ * FCDP_TIER_MAPPED; after it is attached, before its first use. All ranks of the shard group do, or those
+ * that did undo it. FCDP_ERR_UNSUPPORTED: the model is on CPUs, or the group lives in a file; other errors as
+ * from fcdp__region_map_host. On failure the group is as it was. */
+fcdp_status fcdp_group_map_host(fcdp_group *group) FCDP_MUST_CHECK;
+/* It has the tier again that it had before. */
+fcdp_status fcdp_group_unmap_host(fcdp_group *group) FCDP_MUST_CHECK;
 /* In which order `groups` of one shard group take host memory, where it may not suffice for all of them: the
  * same on every rank (fcdp__policy_host_order). stays[i]: group i is not resharded after forward.
  * order_out[place]: which of the n; the first *n_memory_out take host memory, the next *n_file_out live in
@@ -65,7 +72,7 @@ typedef struct fcdp_group_stats {
     fcdp_tier tier;
     fcdp_gather_counts gathers;
     uint64_t plain_bytes, gather_bytes; /* of its unshards, as the engine's stats count them */
-    const char *state;                  /* "device", "host", "file", "mixed", "invalid" */
+    const char *state;                  /* "device", "host", "file", "mapped", "mixed", "invalid" */
 } fcdp_group_stats;
 void fcdp_group_stats_get(fcdp_group *group, fcdp_group_stats *stats_out);
 

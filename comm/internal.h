@@ -18,6 +18,7 @@
 #include "comm/unshard.h"
 #include "comm/validity.h"
 #include "tiering/cache.h"
+#include "tiering/mapped.h"
 #include "tiering/numa.h"
 #include "tiering/segv.h"
 #include "tiering/spill.h"
@@ -138,8 +139,9 @@ struct fcdp_group {
     /* NULL until attached, as is region, and where that is spilled; set under the engine's lock */
     fcdp_host_block *block;
     fcdp_region *region;
-    fcdp_tier tier;         /* fixed before it is attached; the same on every rank */
-    fcdp_segv_watch *watch; /* NULL until watched */
+    fcdp_tier tier;          /* fixed before its first use; the same on every rank */
+    fcdp_tier unmapped_tier; /* of one that is FCDP_TIER_MAPPED: before */
+    fcdp_segv_watch *watch;  /* NULL until watched */
     fcdp_validity *validity;
     /* on the caller's stream at begin, and on the reader at a reshard; the inter step's end; the restore's */
     fcdp_event written, crossed, restored;
@@ -216,6 +218,8 @@ fcdp_status fcdp__group_await(fcdp_group *group, fcdp_stream stream) FCDP_MUST_C
 fcdp_status fcdp__engine_check_process(const fcdp_engine *engine, const char *what) FCDP_MUST_CHECK;
 
 /* FCDP_ERR_INVALID while the engine is asleep. */
+/* Does the model compute where groups can be mapped onto host memory? */
+fcdp_status fcdp__engine_check_maps(const fcdp_engine *engine) FCDP_MUST_CHECK;
 fcdp_status fcdp__engine_check_awake(const fcdp_engine *engine, const char *name) FCDP_MUST_CHECK;
 
 /* FCDP_ERR_INVALID while `stream` captures a CUDA graph: nothing of FCDP's may be part of

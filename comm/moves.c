@@ -48,14 +48,15 @@ bool fcdp__group_by_slice(const fcdp_group *group) {
     return wanted && fcdp__comm_may_slice(comm) && comm->topology.node_size > 1;
 }
 
-/* A plan of the job's decides before policy does; what it keeps, it keeps while tau 1 would, with the pages
- * of what policy keeps counted as free. This rank's own memory may decide otherwise than its peers': whether
- * a rank has the group on the device, the ranks tell each other in each agreement.
- * The driver says how much memory is free, once per use, and only if the group would be kept in the whole
- * budget: the free memory can only lower that limit. */
+/* A mapped group's pages are its own, so it is always kept. A plan of the job's decides before policy does;
+ * what it keeps, it keeps while tau 1 would, with the pages of what policy keeps counted as free. This rank's
+ * own memory may decide otherwise than its peers': whether a rank has the group on the device, the ranks tell
+ * each other in each agreement. The driver says how much memory is free, once per use, and only if the group
+ * would be kept in the whole budget: the free memory can only lower that limit. */
 bool fcdp__policy_keeps_group(fcdp_group *group) {
     const fcdp_engine *engine = group->comm->engine;
     if (group->copy.unsupported || fcdp__group_is_spilled(group)) return false;
+    if (group->tier == FCDP_TIER_MAPPED) return true;
     bool by_policy = group->tier == FCDP_TIER_POLICY;
     if (by_policy && engine->options.policy == FCDP_POLICY_NEXT_USE)
         return fcdp__region_is_planned(group->region);

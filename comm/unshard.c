@@ -396,7 +396,9 @@ fcdp_status fcdp_groups_fit(fcdp_group *const *groups, const uint8_t *stays, uin
     fcdp_pool_stats pool;
     fcdp__pool_stats(engine->pool, &pool);
     for (uint32_t i = 0; i < n; i++) {
-        size_t n_pages = fcdp__round_up(groups[i]->layout->bytes, pool.page_bytes) / pool.page_bytes;
+        bool is_mapped = groups[i]->tier == FCDP_TIER_MAPPED; /* it takes none */
+        size_t bytes = is_mapped ? 0 : groups[i]->layout->bytes;
+        size_t n_pages = fcdp__round_up(bytes, pool.page_bytes) / pool.page_bytes;
         if (!t.largest || n_pages > t.most) {
             t.most = n_pages;
             t.largest = groups[i];

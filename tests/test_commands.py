@@ -342,6 +342,10 @@ def test_the_doctor_says_what_is_wrong(settings, said):
             "device          no CUDA device answers, so FCDP simulates one for models on the CPU; ",
         ),
         ({"FCDP_HOST_COPIES": "numa"}, ", with a copy in each that has ranks, unless these restore by slice"),
+        (
+            {"FCDP_HOST_MAP": "x", "FCDP_DRIVER": "sim"},
+            "mapped memory   none, so FCDP_HOST_MAP has no effect: models on",
+        ),
     ],
 )
 def test_the_doctor_says_what_a_job_would_find(settings, said):

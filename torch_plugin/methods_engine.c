@@ -24,7 +24,7 @@ FUNCTION_NOARGS(options_load) {
     fcdp__check_level = loaded.check;
     fcdp_log_set_level(loaded.log);
     return Py_BuildValue(
-        "{s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:K,s:s,s:i,s:i,s:i,s:s}",
+        "{s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:K,s:s,s:i,s:i,s:i,s:s,s:s}",
         "enabled", loaded.enabled, "driver", (int)loaded.driver, "tau", loaded.tau, "restore",
         (int)loaded.restore, "local_size", loaded.local_size, "fingerprint", (int)loaded.fingerprint,
         "prefetch", loaded.prefetch, "timeout_s", loaded.timeout_s, "log", (int)loaded.log, "summary",
@@ -32,7 +32,7 @@ FUNCTION_NOARGS(options_load) {
         "mapping", (int)loaded.mapping, "transport", (int)loaded.transport, "whole_tensors",
         loaded.whole_tensors, "coalesce_bytes", (unsigned long long)loaded.coalesce_bytes, "spill_dir",
         loaded.spill_dir, "reduce", (int)loaded.reduce, "reduce_dtype", (int)loaded.reduce_dtype,
-        "host_copies", (int)loaded.host_copies, "plan", loaded.plan);
+        "host_copies", (int)loaded.host_copies, "plan", loaded.plan, "host_map", loaded.host_map);
 }
 
 FUNCTION_NOARGS(options_table) {
@@ -188,7 +188,7 @@ METHOD_NOARGS(engine_stats) {
     return Py_BuildValue(
         "{s:s,s:s,s:N,s:N,s:{s:K,s:K,s:K,s:K},s:{s:K,s:K},s:{s:K,s:d,s:K,s:d},"
         "s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K},"
-        "s:{s:n,s:n,s:n},s:{s:n,s:n},s:{s:K,s:K,s:K,s:i,s:I,s:K,s:K,s:s,s:s},s:{s:K,s:K},"
+        "s:{s:n,s:n,s:n},s:{s:n,s:n},s:{s:K,s:K,s:K,s:i,s:I,s:K,s:K,s:K,s:s,s:s},s:{s:K,s:K},"
         "s:{s:K,s:K,s:K,s:K,s:K,s:d},s:{s:K,s:K,s:d,s:d}}",
         "driver", fcdp_engine_is_sim(engine) ? "sim" : "cuda", "policy",
         s.policy == FCDP_POLICY_NEXT_USE ? "next-use" : "tau", "gather", counts_of(&s.gather), "restore",
@@ -204,12 +204,20 @@ METHOD_NOARGS(engine_stats) {
         (Py_ssize_t)s.device_budget_bytes, "host_bytes", "current", (Py_ssize_t)s.host_bytes, "peak",
         (Py_ssize_t)s.host_peak_bytes, "host", "pins", s.pins.n_made, "unpins", s.pins.n_undone,
         "pinned_bytes", s.pins.bytes, "numa_node", s.numa.node, "copies", s.host_copies, "near_bytes",
-        s.host_near_bytes, "far_bytes", s.host_far_bytes, "cpus", cpus, "binding", s.numa.text, "cache",
-        "read_bytes", s.cache_read_bytes, "written_bytes", s.cache_written_bytes, "spill", "bytes",
-        s.spill.bytes, "written_bytes", s.spill.written_bytes, "read_bytes", s.spill.read_bytes, "failures",
-        s.spill.n_failures, "waits", s.spill.n_waits, "wait_seconds", (double)s.spill.wait_ns / 1e9, "deltas",
-        "gathers", s.n_delta_gathers, "whole", s.n_delta_whole, "lost", s.rounding.lost, "rounded",
-        s.rounding.whole);
+        s.host_near_bytes, "far_bytes", s.host_far_bytes, "mapped_bytes", s.moves.mapped_bytes, "cpus", cpus,
+        "binding", s.numa.text, "cache", "read_bytes", s.cache_read_bytes, "written_bytes",
+        s.cache_written_bytes, "spill", "bytes", s.spill.bytes, "written_bytes", s.spill.written_bytes,
+        "read_bytes", s.spill.read_bytes, "failures", s.spill.n_failures, "waits", s.spill.n_waits,
+        "wait_seconds", (double)s.spill.wait_ns / 1e9, "deltas", "gathers", s.n_delta_gathers, "whole",
+        s.n_delta_whole, "lost", s.rounding.lost, "rounded", s.rounding.whole);
+}
+
+METHOD_NOARGS(engine_host_map_lacks) {
+    fcdp_engine *engine = binding_core(self);
+    if (!engine) return NULL;
+    fcdp_status status;
+    CALL(fcdp_engine_probe_host_map(engine));
+    return PyUnicode_FromString(status ? fcdp_error_text() : "");
 }
 
 METHOD_NOARGS(engine_reset_peaks) {
@@ -220,6 +228,10 @@ METHOD_NOARGS(engine_reset_peaks) {
 }
 
 static PyMethodDef methods[] = {
+    {"host_map_lacks", engine_host_map_lacks, METH_NOARGS,
+     DOC("host_map_lacks($self, /)",
+         "Why no group can be mapped onto host memory here (FCDP_HOST_MAP), as one page says that is\n"
+         "mapped and given back; \"\": groups can be.")},
     {"create_account", engine_create_account, METH_NOARGS,
      DOC("create_account($self, /)",
          "Create the budget of the node's host memory (FCDP_HOST_BUDGET), which all processes of the\n"

@@ -48,7 +48,8 @@ METHOD_O(group_set_tier) {
     if (!name) return NULL;
     bool is_tier = fcdp__tier_parse(PyBytes_AsString(name), &tier);
     Py_DECREF(name);
-    if (!is_tier) return PyErr_Format(PyExc_ValueError, "no tier is called %R", argument);
+    if (!is_tier || tier == FCDP_TIER_MAPPED)
+        return PyErr_Format(PyExc_ValueError, "no tier is called %R", argument);
     fcdp_group_set_tier(group, tier);
     Py_RETURN_NONE;
 }
@@ -77,6 +78,22 @@ METHOD_NOARGS(group_attach_file) {
     if (!group) return NULL;
     fcdp_status status;
     CALL(fcdp_group_attach_file(group));
+    return methods_none_or_raise(status);
+}
+
+METHOD_NOARGS(group_map_host) {
+    fcdp_group *group = binding_core(self);
+    if (!group) return NULL;
+    fcdp_status status;
+    CALL(fcdp_group_map_host(group));
+    return methods_none_or_raise(status);
+}
+
+METHOD_NOARGS(group_unmap_host) {
+    fcdp_group *group = binding_core(self);
+    if (!group) return NULL;
+    fcdp_status status;
+    CALL(fcdp_group_unmap_host(group));
     return methods_none_or_raise(status);
 }
 
@@ -400,6 +417,14 @@ static PyMethodDef methods[] = {
          "The same, for a group that the nodes' host memory has no room for: it lives in a file of\n"
          "each rank's (FCDP_SPILL_DIR). Every rank of the shard group does, or none: where one raises\n"
          "Error (ERR_UNSUPPORTED, ERR_NO_HOST_MEM: the disk is full), the others drop theirs.")},
+    {"map_host", group_map_host, METH_NOARGS,
+     DOC("map_host($self, /)",
+         "Put host memory of this rank's under the group's device addresses (FCDP_HOST_MAP): the tier\n"
+         "\"mapped\". After attach(), before any use; on every rank, or those that did call unmap_host().\n"
+         "Raises Error where the system does not offer it or the host budget is spent; then the group is\n"
+         "as it was.")},
+    {"unmap_host", group_unmap_host, METH_NOARGS,
+     DOC("unmap_host($self, /)", "Undo map_host(), before any use. Raises Error; then it stays mapped.")},
     {"address", group_address, METH_VARARGS,
      DOC("address($self, i, /)",
          "Where extent i is on the device, as long as the group lives: n_ranks * shard_bytes bytes.\n"
@@ -488,8 +513,9 @@ static PyMethodDef methods[] = {
      DOC("stats($self, /)",
          "What the group is and did so far: a dict with name, bytes, trainable_bytes, gathers_made,\n"
          "gathers_avoided, gathers_forward, gathers_backward, plain_bytes, gather_bytes (as\n"
-         "fcdp.stats() has them), in_file, tier (set_tier()), and state: \"device\", \"host\", \"mixed\" or\n"
-         "\"invalid\".")},
+         "fcdp.stats() has them), in_file, tier (set_tier(), or \"mapped\"), and state: \"device\", "
+         "\"host\",\n"
+         "\"file\", \"mapped\", \"mixed\" or \"invalid\".")},
     {NULL, NULL, 0, NULL},
 };
 

@@ -196,7 +196,8 @@ static void member_make_group(member *m, uint32_t g) {
     char name[32];
     snprintf(name, sizeof name, "blocks.%u", g);
     assert_ok(fcdp_group_create(m->comm, name, spec->extents, spec->n_extents, &m->groups[g]));
-    fcdp_group_set_tier(m->groups[g], m->cluster->config.tiers[g]);
+    fcdp_tier tier = m->cluster->config.tiers[g];
+    fcdp_group_set_tier(m->groups[g], tier == FCDP_TIER_MAPPED ? FCDP_TIER_POLICY : tier);
     uint8_t numbers[CLUSTER_MAX_EXTENTS];
     for (uint32_t i = 0; i < spec->n_extents; i++) numbers[i] = (uint8_t)((g + i + 3) % FCDP_N_NUMBERS);
     fcdp_group_set_numbers(m->groups[g], numbers);
@@ -228,6 +229,8 @@ static void node_start(cluster *c, uint32_t node) {
         assert_ok(fcdp_group_host_alloc(first->groups[g], &offset));
         for (uint32_t l = 0; l < c->config.node_size; l++)
             assert_ok(fcdp_group_attach(first[l].groups[g], offset));
+        for (uint32_t l = 0; l < c->config.node_size && c->config.tiers[g] == FCDP_TIER_MAPPED; l++)
+            assert_ok(fcdp_group_map_host(first[l].groups[g]));
     }
     for (uint32_t l = 0; l < c->config.node_size; l++)
         assert_ok(fcdp_tree_set_groups(first[l].tree, first[l].groups, c->config.n_groups));

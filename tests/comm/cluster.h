@@ -80,8 +80,8 @@ typedef struct cluster_config {
     size_t cache_bytes;
     const char *spill_dir; /* FCDP_SPILL_DIR; NULL: none */
     bool spilled[CLUSTER_MAX_GROUPS];
-    fcdp_tier tiers[CLUSTER_MAX_GROUPS];
-    bool deltas; /* FCDP_CODEC=delta, or, by_gain, auto; else none */
+    fcdp_tier tiers[CLUSTER_MAX_GROUPS]; /* FCDP_TIER_MAPPED: once it is attached */
+    bool deltas;                         /* FCDP_CODEC=delta, or, by_gain, auto; else none */
     bool by_gain;
     bool rounds;            /* FCDP_CODEC=int8; extents in turn are of each kind of numbers */
     bool alike;             /* seven eighths of what a parameter holds are the same in all versions */

@@ -137,11 +137,59 @@ static void test_what_a_plan_keeps_goes_last(void **state) {
     end(c);
 }
 
+/* All groups, which are small enough to cross together: no device memory, and nothing to move but gathers.
+ * One that is mapped and unmapped again is like any other. */
+static void test_mapped_groups_take_no_device_memory(void **state) {
+    (void)state;
+    for (int way = 0; way < 4; way++) {
+        cluster_config config = make_config(FCDP_TIER_MAPPED, 2, 0);
+        config.restore = way & 1 ? FCDP_RESTORE_WHOLE : FCDP_RESTORE_SLICE;
+        config.coalesce_bytes = way & 2 ? 1 << 20 : 0;
+        cluster *c = start(&config);
+        cluster_run(c, job_body, NULL);
+        cluster_check_launches(c, true);
+        EVERY_MEMBER(c, m) {
+            fcdp_engine_stats stats;
+            fcdp_engine_stats_get(m->engine, &stats);
+            assert_int_equal(stats.moves.n_slice_loads + stats.moves.n_whole_loads, 0);
+            assert_int_equal(stats.restore.calls, 0);
+            assert_int_equal(stats.device_peak_bytes, 0);
+            assert_int_equal(stats.moves.mapped_bytes, N_GROUPS * PAGE_BYTES);
+            assert_int_equal(fcdp__tiering_reclaim(m->engine->tiering, 1), 0);
+            assert_ok(fcdp_engine_sleep(m->engine, m->stream));
+            fcdp_engine_wake(m->engine);
+            for (uint32_t g = 0; g < N_GROUPS; g++) {
+                fcdp_group_stats of;
+                fcdp_group_stats_get(m->groups[g], &of);
+                assert_string_equal(of.state, "mapped");
+                assert_true(is_kept(m, g));
+            }
+        }
+        end(c);
+    }
+}
+
+static void test_models_on_cpus_map_nothing(void **state) {
+    (void)state;
+    cluster_config config = make_config(FCDP_TIER_POLICY, 1, 0);
+    config.host_computes = true;
+    cluster *c = start(&config);
+    EVERY_MEMBER(c, m) {
+        assert_int_equal(fcdp_engine_probe_host_map(m->engine), FCDP_ERR_UNSUPPORTED);
+        assert_int_equal(fcdp_group_map_host(m->groups[0]), FCDP_ERR_UNSUPPORTED);
+        assert_non_null(strstr(fcdp_error_text(), "on CPUs"));
+        assert_int_equal(fcdp_group_unmap_host(m->groups[0]), FCDP_ERR_INVALID);
+    }
+    end(c);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_tier_goes_before_the_options),
         cmocka_unit_test(test_tiers_send_no_more_between_nodes),
         cmocka_unit_test(test_what_a_plan_keeps_goes_last),
+        cmocka_unit_test(test_mapped_groups_take_no_device_memory),
+        cmocka_unit_test(test_models_on_cpus_map_nothing),
     };
     cmocka_set_test_filter(getenv("TEST_FILTER"));
     return cmocka_run_group_tests(tests, NULL, NULL);

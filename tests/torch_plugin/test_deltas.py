@@ -40,8 +40,11 @@ def test_differences_are_fewer_bytes_and_the_same_training(tmp_path, kind):
 
 
 def test_where_they_cannot_be_the_job_says_so(tmp_path):
-    """So it does of copies in each NUMA node, which restores by slice do not need either."""
-    options = on(FCDP_CODEC="delta", FCDP_HOST_COPIES="numa", FCDP_RESTORE="slice", FCDP_TIMEOUT="60")
+    """So it does of copies in each NUMA node, which restores by slice do not need either, and on CPUs of groups that
+    are to be in host memory alone."""
+    options = on(
+        FCDP_CODEC="delta", FCDP_HOST_COPIES="numa", FCDP_RESTORE="slice", FCDP_HOST_MAP="*", FCDP_TIMEOUT="60"
+    )
     outcome = start(tmp_path, options)
     said = [line for lines in outcome.messages for line in lines if "FCDP_CODEC" in line]
     assert said and all(line.endswith("cross the nodes whole: FCDP_RESTORE is slice") for line in said), said
@@ -51,3 +54,7 @@ def test_where_they_cannot_be_the_job_says_so(tmp_path):
     said = [[line for line in lines if "FCDP_HOST_COPIES" in line] for lines in outcome.messages]
     assert [len(lines) for lines in said] == [1, 0, 0, 0] and "=numa changes nothing: " in said[0][0], said
     assert [rank["stats"]["host"]["copies"] for rank in outcome.results] == [1] * 4
+    said = [[line for line in lines if "FCDP_HOST_MAP" in line] for lines in outcome.messages]
+    assert [len(lines) for lines in said] == [1, 0, 0, 0] and "'(root)'" in said[0][0], said
+    assert "not mapped, and served as without it (rank 0: models on CPUs have" in said[0][0], said
+    assert all(group["tier"] == "policy" for rank in outcome.results for group in rank["stats"]["groups"])

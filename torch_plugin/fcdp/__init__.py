@@ -110,8 +110,8 @@ def stats() -> dict[str, Any]:
       this rank's shards (root of the ratio of their squares), or None;
     - ``groups``: one dict per parameter group: name, id (no other group of this process has it), bytes, of
       those trainable_bytes, gathers_made, gathers_avoided, state, in_file (FCDP_SPILL_DIR), tier (the
-      plan's "device", "host", "host-whole" or "file"; "policy" without one), ranks_per_node, and
-      plain_bytes and gather_bytes as in ``saved``;
+      plan's "device", "host", "host-whole" or "file"; "policy" without one; "mapped": FCDP_HOST_MAP names it),
+      ranks_per_node, and plain_bytes and gather_bytes as in ``saved``;
     - ``device_bytes``, ``host_bytes``: current and peak of gathered parameters; host bytes are the node's;
     - ``asleep_bytes``: of tensors whose pages are away (``sleep()``);
     - ``cache``: of this rank's slices of frozen parameters, read_bytes and written_bytes (FCDP_CACHE_DIR);
@@ -121,8 +121,8 @@ def stats() -> dict[str, Any]:
     - ``host``: what this process has page-locked: pins and unpins (ranges, so far), pinned_bytes; its device's
       numa_node (-1: the machine has one, or does not say); copies that its node keeps (FCDP_HOST_COPIES); of
       its own slices, or of the one of several copies that it reads, near_bytes and far_bytes, which came from
-      that NUMA node and from others; cpus, to which FCDP_PIN_CPU has bound its threads ("": it
-      has not), and binding, a line that says why;
+      that NUMA node and from others; mapped_bytes, the pages of the groups that FCDP_HOST_MAP names; cpus, to
+      which FCDP_PIN_CPU has bound its threads ("": it has not), and binding, a line that says why;
     - ``bypassed``: groups left to plain FSDP: group (its name), reason, and bytes and trainable_bytes where
       they are known; "every group" where the job has no FSDP modules;
     - ``saved``: inter-node bytes per node plain_bytes, which plain FSDP's flat gathers would have sent, and

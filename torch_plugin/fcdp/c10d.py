@@ -36,6 +36,7 @@ _ALIKE = {
     "coalesce_bytes": "FCDP_COALESCE",
     "codec": "FCDP_CODEC",
     "host_copies": "FCDP_HOST_COPIES",
+    "host_map_digest": "FCDP_HOST_MAP",
     "plan_digest": "FCDP_PLAN",
     "prefetch": "FCDP_PREFETCH",
     "reduce": "FCDP_REDUCE",
@@ -122,9 +123,9 @@ def _nodes(ranks: Iterable[int], size: int) -> bytes:
 
 
 def _as_written(name: str, value: int) -> str:
-    """An option's value, as a user writes it; of a plan, its digest."""
-    if name == "FCDP_PLAN":
-        return f"plan {value:014x}" if value else "not set"
+    """An option's value, as a user writes it; of a plan and of names, their digest."""
+    if name in ("FCDP_PLAN", "FCDP_HOST_MAP"):
+        return f"{'plan' if name == 'FCDP_PLAN' else 'a list'} {value:014x}" if value else "not set"
     values = next(row[1] for row in _fcdp.options_table() if row[0] == name).split("|")
     return values[value] if len(values) > 1 else str(value)
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fcdp import _fcdp, planned, steps, words
+from fcdp import _fcdp, mapped, planned, steps, words
 from fcdp.c10d import Shards, Unsupported
 from fcdp.failures import call
 from fcdp.released import Storages
@@ -306,14 +306,15 @@ def attach(shards: Shards, described: list[Description], tiers: list[str]) -> tu
     if not attached:
         raise Unsupported(why or planned.GATHERED)
     try:
-        ahead = shards.comm.fits([handles[i] for i in attached], bytes(stays[i] for i in attached))
-    except _fcdp.Error as error:
-        problem = error.with_traceback(None)
-    shards.raise_together(problem)
-    try:
         for i in attached:
             if i not in in_file:
                 handles[i].attach(offsets[i])
+    except _fcdp.Error as error:
+        problem = error.with_traceback(None)
+    shards.raise_together(problem)
+    mapped.map_groups(shards, [(name, handle) for (name, *_), handle in zip(described, handles)], options["host_map"])
+    try:  # once it is known which groups take device memory
+        ahead = shards.comm.fits([handles[i] for i in attached], bytes(stays[i] for i in attached))
     except _fcdp.Error as error:
         problem = error.with_traceback(None)
     shards.raise_together(problem)

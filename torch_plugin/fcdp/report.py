@@ -114,7 +114,7 @@ _has_said = False  # that it serves
 def say_once() -> None:
     """One line from rank 0 when the first step is over, since a killed job never reaches its exit."""
     global _has_said
-    from fcdp import bypassed, group, planned, steps
+    from fcdp import bypassed, group, mapped, planned, steps
     from fcdp.runtime import runtime
     from fcdp.settings import options
     from fcdp.tree import in_backward
@@ -126,6 +126,7 @@ def say_once() -> None:
     if not plain:  # nothing has been gathered yet
         return
     _has_said = True
+    mapped.say_unmatched()
     if not options["summary"]:
         return
     n, share = len(group.by_id), 100 * (1 - sent / plain)
@@ -136,10 +137,12 @@ def say_once() -> None:
         f", {_human(cached)} of parameters; plain FSDP gathers the other {_human(again)} at each use" if again else ""
     )
     files = f", {len(in_file)} of them ({_human(sum(in_file))}) in FCDP_SPILL_DIR" if in_file else ""
+    alone = [one["bytes"] for one in served if one["tier"] == "mapped"]
+    on_host = f", {len(alone)} of them ({_human(sum(alone))}) in host memory alone (FCDP_HOST_MAP)" if alone else ""
     plan = ", as its plan says" if planned.state and planned.state["followed"] else ""
     words.say(
-        f"serving {n} of {n + len(bypassed.groups)} groups{files}{parts}{plan}; gathers sent {abs(share):.0f} % {'less' if share >= 0 else 'more'} "
-        "between nodes so far"
+        f"serving {n} of {n + len(bypassed.groups)} groups{files}{on_host}{parts}{plan}; "
+        f"gathers sent {abs(share):.0f} % {'less' if share >= 0 else 'more'} between nodes so far"
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
-from fcdp import OptionError, _fcdp, planned, tensors, words
+from fcdp import OptionError, _fcdp, mapped, planned, tensors, words
 
 options: dict[str, Any] = {}  # as last read; empty: FSDP has not been imported
 
@@ -30,7 +30,8 @@ def load() -> None:
         return
     try:
         found: dict[str, Any] = {**_fcdp.options_load()}
-        options.update(found | {"plan_digest": planned.read(found["plan"])})
+        digests = {"plan_digest": planned.read(found["plan"]), "host_map_digest": mapped.digest(found["host_map"])}
+        options.update(found | digests)
     except (_fcdp.Error, OptionError) as error:
         _print_refusals_in_a_line()
         raise OptionError(error.args[0]) from None

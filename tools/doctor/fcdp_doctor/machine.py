@@ -25,23 +25,33 @@ def _torch() -> tuple[str, bool]:
     return version, True
 
 
-def _driver() -> tuple[str, str, bool]:
-    """The device, where its threads would run, and whether it can be used."""
+def _driver() -> tuple[str, str, str, bool]:
+    """The device, where its threads would run, what of FCDP_HOST_MAP it offers, and whether it can be used."""
     chosen = _fcdp.options_load()["driver"]
     library = str(Path(fcdp.__file__).with_name("libfcdp_simgpu.so"))
     try:
         engine = _fcdp.create_engine(chosen, 0, library, False, True, chosen == _fcdp.DRIVER_SIM)
     except _fcdp.Error as error:
-        return error.args[0], "not tried", False
-    stats = engine.stats()
+        return error.args[0], "not tried", "not tried", False
+    stats, lacks = engine.stats(), engine.host_map_lacks()
     engine.destroy()
     binding = stats["host"]["binding"]
     if stats["driver"] == "sim" and not os.environ.get("FCDP_SIM_ROOT"):
         binding = "models compute on CPUs: nothing is bound"
+        lacks = "models on CPUs have their gathered parameters in host memory already"
     name = (
         "CUDA" if stats["driver"] == "cuda" else "no CUDA device answers, so FCDP simulates one for models on the CPU"
     )
-    return f"{name}; {_fcdp.size_text(stats['device_bytes']['budget'])} for gathered parameters", binding, True
+    return (
+        f"{name}; {_fcdp.size_text(stats['device_bytes']['budget'])} for gathered parameters",
+        binding,
+        _maps(lacks),
+        True,
+    )
+
+
+def _maps(lacks: str) -> str:
+    return f"none, so FCDP_HOST_MAP has no effect: {lacks}" if lacks else "the device can read it (FCDP_HOST_MAP)"
 
 
 def memory(root: str = "") -> tuple[str, bool]:
@@ -108,12 +118,12 @@ def ranks_per_node(option: int) -> tuple[str, bool]:
 def report() -> int:
     try:
         found = _fcdp.options_load()
-        option, spill_dir = found["local_size"], found["spill_dir"]
+        option, spill_dir, host_map = found["local_size"], found["spill_dir"], found["host_map"]
         options, options_ok = "all FCDP_* variables are valid", True
     except _fcdp.Error as error:
-        option, spill_dir, options, options_ok = 0, "", error.args[0], False
+        option, spill_dir, host_map, options, options_ok = 0, "", "", error.args[0], False
     untried = "not tried", False
-    device, binding, device_ok = _driver() if options_ok else ("not tried", "not tried", False)
+    device, binding, maps, device_ok = _driver() if options_ok else ("not tried", "not tried", "not tried", False)
     rows = [
         ("fcdp", f"{fcdp.__version__}, Python {platform.python_version()}", True),
         ("options", options, options_ok),
@@ -122,6 +132,7 @@ def report() -> int:
         ("threads", binding, True),
         ("host memory", *(memory() if options_ok else untried)),
         ("may lock", _may_lock(), True),
+        *[("mapped memory", maps, True) for names in [host_map] if names],
         *[("spill", *spill(directory)) for directory in [spill_dir] if directory],
         ("huge pages", huge_pages(), True),
         ("ranks per node", *(ranks_per_node(option) if options_ok else untried)),
