@@ -226,7 +226,12 @@ def test_the_report_is_whole_on_the_simulated_device(bundle, tmp_path):
         section["name"]: " ".join(figure["name"] for figure in section["figures"]) for section in report["sections"]
     }
     for section, figures in {
-        "mapping": ["2 MiB, idle, create", "beside kernels, alias: map"],
+        "mapping": [
+            "2 MiB, idle, create",
+            "beside kernels, alias: map",
+            "host memory, mapped: all of it read by a kernel",
+            "mapped host memory over device memory, 4096 rows",
+        ],
         "copies": ["both at once", "page-locking memory"],
         "fingerprints": ["by the kernel"],
         "nccl_one": ["a peer that never comes"],

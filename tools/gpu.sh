@@ -34,7 +34,7 @@ END_OF_USAGE
 }
 
 # What runs there: the C tests that take any driver, the benches, the simulated devices.
-TARGETS=(test_alloc_pages test_alloc_pages_blocks test_alloc_vrange test_comm_fingerprint_device bench_heap bench_tiering_moves bench_mapping bench_copies bench_sleep one_rank_nccl
+TARGETS=(test_alloc_pages test_alloc_pages_blocks test_alloc_vrange test_comm_fingerprint_device bench_heap bench_tiering_moves bench_mapping bench_host_map bench_copies bench_sleep one_rank_nccl
          fcdp-replay fcdp_simgpu fcdp_simnccl)
 
 programs_build() {  # DIR: stripped, as the debugging information is most of their size
