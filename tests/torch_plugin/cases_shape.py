@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import compat
 from cases_basic import adamw
-from models import Block, Net, shard, train_only, world_mesh
+from models import BF16_COMPUTE, Block, Net, shard, train_only, world_mesh
 from place import DEVICE
 from run import Unsupported, case, collect, reshard_all
 
@@ -46,6 +46,34 @@ def nested_groups_checkpointed(run):
     compat.sum_only(model)
     run.train(model, adamw(model))
     run.finish(model)
+
+
+def in_parts(frozen=False, checkpointed=False, **kwargs):
+    """fcdp.split(): of two layers, each part is a group of its own."""
+
+    def train(run):
+        import fcdp
+
+        model = Net(checkpoint_around="non_reentrant" if checkpointed else None)
+        if frozen:
+            train_only(model, "blocks.2")
+        layers = [model.blocks[0].up, model.blocks[2].down, model.head]
+        for part in (part for layer in layers for part in fcdp.split(layer, 3)):
+            fully_shard(part, mesh=world_mesh(), **kwargs)
+        shard(model, **kwargs)
+        optimizer = adamw(model)
+        for _ in range(2):
+            run.step(model, optimizer, micro_batches=2)
+            run.evaluate(model)
+            model.load_state_dict(model.state_dict())
+        run.finish(model, optimizer)
+
+    return train
+
+
+case(in_parts(), name="linear_layers_in_parts")
+case(in_parts(frozen=True, mp_policy=BF16_COMPUTE), name="linear_layers_in_parts_frozen_bf16")
+case(in_parts(checkpointed=True), name="linear_layers_in_parts_checkpointed")
 
 
 @case

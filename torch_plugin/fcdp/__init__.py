@@ -38,6 +38,7 @@ __all__ = [
     "reset_peaks",
     "sleep",
     "snapshot",
+    "split",
     "stats",
     "tag",
     "trace",
@@ -219,6 +220,27 @@ def apply(tensors: Mapping[str, torch.Tensor], changes: Iterable[tuple[str, byte
     from fcdp import blocks
 
     blocks.apply(tensors, changes)
+
+
+def split(module: torch.nn.Module, parts: int, min_bytes: int | None = None) -> list[torch.nn.Module]:
+    """Split a linear layer by its rows, so that FSDP gathers, uses and drops it in parts: for a layer so large that it
+    decides the peak of device memory. Needs no FCDP=1.
+
+    module: a torch.nn.Linear; or, with min_bytes, a model, of which every linear layer is split whose weight has at
+    least that many bytes. parts: how many, of like size. Call it before ``fully_shard``, and before the
+    optimizer is made.
+
+    Returns the parts, in order, for ``fully_shard``: ``for part in fcdp.split(model.head, parts=8): fully_shard(part)``.
+    The layer stays the same module, with its hooks. Its parameters are ``parts.0.weight`` and so on, which begin as views
+    of the layer's. Its state dict has ``weight`` and ``bias`` as before; with sharded parts, ``state_dict()`` and
+    ``load_state_dict()`` are collectives, and what the former gives is a copy. docs/split.md says what is bitwise equal.
+
+    Raises ValueError where it cannot split the module, or one of the layers that min_bytes chooses, as tied weights; no
+    layer is split then.
+    """
+    from fcdp import splitting
+
+    return splitting.split(module, parts, min_bytes)
 
 
 def options() -> list[dict[str, str]]:
