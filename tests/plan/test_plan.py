@@ -321,6 +321,19 @@ def test_a_faster_mode_is_named(gpt):
     assert "faster, and fits" not in plan("search", gpt, "--link 25gbit --gpu-memory 32GB")
 
 
+def test_a_region_that_decides_the_peak_is_to_be_split(gpt, tmp_path):
+    """As `fcdp.split()` would: of 8 parts one is gathered, of the size of the other regions at most."""
+    assert "fcdp.split" not in plan("search", gpt, "--link 25gbit")
+    job = json.loads(gpt.read_text())
+    block = job["regions"][1]["trainable"]
+    job["regions"].insert(-1, job["regions"][1] | {"name": "lm_head", "trainable": 6 * block})
+    path = tmp_path / "large.json"
+    path.write_text(json.dumps(job))
+    assert "lm_head in 8 parts, if it is a linear layer (fcdp.split)" in plan("search", path, "--link 25gbit")
+    split = found(path, "--link 25gbit")["split"]
+    assert split == {"region": "lm_head", "parts": 8, "bytes": 5 * block * job["costs"]["parameter_bytes"]}
+
+
 def test_what_does_not_fit_is_said(gpt):
     assert "more than a GPU has" in plan("search", gpt, "--gpu-memory 16GB", status=1)
     assert "two nodes or more" in plan("search", gpt, "--nodes 1", status=1)

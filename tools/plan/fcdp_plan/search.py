@@ -62,6 +62,22 @@ def plan(job: dict, cluster: dict, schedule: dict, budget: float) -> dict | None
     return best
 
 
+def split_largest(job: dict, cluster: dict) -> tuple[str, int, float] | None:
+    """What `fcdp.split()` takes from the peak: the region that decides it, in how many parts it decides it no longer (16 at
+    most), and the bytes of a GPU. None: the next region is half as large at least, or the largest one stays gathered."""
+    regions = profile.regions_of(job)
+    sizes = [0.0 if region["stays"] else region["trainable"] + region["frozen"] for region in regions]
+    largest = max(range(len(sizes)), key=lambda i: sizes[i])
+    others = max([0.0, *(size for i, size in enumerate(sizes) if i != largest)])
+    if not sizes[largest] or sizes[largest] < 2 * others:
+        return None
+    n = next((n for n in (2, 4, 8) if sizes[largest] <= n * others), 16)
+    part = {key: value if key == "stays" else value / n for key, value in regions[largest].items()}
+    parts = regions[:largest] + [part] * n + regions[largest + 1 :]
+    whole, split = (modes.memory("FCDP", job["costs"], one, cluster, shapes.CONSTANTS) for one in (regions, parts))
+    return job["regions"][largest]["name"], n, whole["total"] - split["total"]
+
+
 def what_more_buys(job: dict, description: dict, args: argparse.Namespace, schedule: dict, budget: float) -> list:
     """(what, seconds of a step) with one more GB, and a faster link."""
     cluster = clusters.numbers(description, args.nodes)
@@ -157,6 +173,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         document = {"batch": job["batch"], "device_budget_bytes": budget, **found, "fixed": fixed, "buys": dict(buys)}
         document["setting"] = setting(found, args.prefetch, args.output)
+        if (split := split_largest(job, cluster)) is not None:
+            document["split"] = dict(zip(("region", "parts", "bytes"), split))
         document["tiers"] = [modes.TIERS[tier] for tier in found["tiers"]]
         print(json.dumps(document))
         return 0
@@ -176,6 +194,11 @@ def run(args: argparse.Namespace) -> int:
     print(f"  most of the step is busy: {binds(job, found, cluster)}")
     for what, value in buys:
         print(f"  {what}: {seconds(value)} a step")
+    if (split := split_largest(job, cluster)) is not None:
+        name, n, spared = split
+        print(
+            f"  {name} in {n} parts, if it is a linear layer (fcdp.split): {human(spared)} less of each GPU at the peak"
+        )
     rows = [[name, seconds(one["seconds"]), "" if one["fits"] else "does not fit"] for name, one in fixed.items()]
     print(table(["fixed setting", "step", ""], rows))
     return 0
