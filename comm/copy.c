@@ -22,10 +22,12 @@ static bool is_wanted(const fcdp_group *group) {
     return group->comm->engine->options.fingerprint != FCDP_FINGERPRINT_NEVER;
 }
 
+/* The tiers that keep a group do so whatever the options say (comm/moves.c). */
 bool fcdp__copy_may_outlive(const fcdp_group *group) {
     const fcdp_options *options = &group->comm->engine->options;
-    return !by_host(group) && is_wanted(group) &&
-           (options->policy == FCDP_POLICY_NEXT_USE || options->tau > 0 || group->tier == FCDP_TIER_MAPPED);
+    bool by_options = options->policy == FCDP_POLICY_NEXT_USE || options->tau > 0;
+    bool by_tier = group->tier == FCDP_TIER_DEVICE || group->tier == FCDP_TIER_MAPPED;
+    return !by_host(group) && is_wanted(group) && (by_options || by_tier);
 }
 
 bool fcdp__copy_is_first(const fcdp_group *group, int which) {

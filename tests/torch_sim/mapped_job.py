@@ -1,6 +1,6 @@
 """Trainings with an embedding in a group of its own, which FCDP_HOST_MAP may name: python mapped_job.py OUT [HOW]. Each
 rank writes, for an embedding that is trained, for one that is frozen and for one that is frozen and that the program
-writes into while it is gathered, the losses and parameters, and what FCDP says.
+writes into, as into a layer, while they are gathered, the losses and parameters, and what FCDP says.
 
 HOW: asleep: it sleeps between two steps. refused: rank 1's driver has no such memory."""
 
@@ -37,7 +37,7 @@ class Model(nn.Module):
 
     def forward(self, ids):
         x = self.tokens(ids)
-        for block in self.blocks:
+        for block in (*self.blocks, self.blocks[0]):  # one is used twice in a pass
             x = x + torch.tanh(block(x))
         return self.head(x)
 
@@ -61,6 +61,7 @@ def train(device, mesh, name, between):
     model = model_of(device, mesh, name == "trained")
     if name == "written":
         model.tokens.register_forward_pre_hook(write)
+        model.blocks[0].register_forward_pre_hook(write)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     random = torch.Generator().manual_seed(100 + dist.get_rank())
     losses = []

@@ -1,6 +1,7 @@
 """FCDP_HOST_MAP on the simulated device, 2 nodes x 2 ranks: an embedding that the device reads in host memory takes none
 of the device's, nothing of it is restored, and training is plain FSDP's bit for bit."""
 
+import json
 import os
 
 import pytest
@@ -102,3 +103,23 @@ def test_it_agrees_with_the_other_options(name, train, plain):
             lines == [line for line in lines if "rank 0 has no group that is called 'nothing'" in line]
             and len(lines) == 1
         )
+
+
+def test_a_plan_that_keeps_it_on_the_device_is_as_exact(train, plain, tmp_path):
+    """FCDP_PLAN: what the program writes into a group must not outlive its reshard, whatever FCDP_TAU says."""
+    sizes = {"": (64 * 129, 0), "tokens": (0, 20480 * 128), "blocks.0": (128 * 129, 0), "blocks.1": (128 * 129, 0)}
+    regions = [
+        {
+            "name": name,
+            "trainable": trained,
+            "frozen": frozen,
+            "tier": "device" if name in ("tokens", "blocks.0") else "host",
+        }
+        for name, (trained, frozen) in sizes.items()
+    ]
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"schema": "fcdp-plan-plan/1", "regions": regions}))
+    ranks = train(FCDP | {"FCDP_POLICY": "tau", "FCDP_TAU": "0", "FCDP_PLAN": str(plan)})
+    assert numbers(ranks) == plain
+    for rank in ranks:
+        assert [rank[case]["fcdp"]["tokens"]["state"] for case in ("frozen", "written")] == ["device"] * 2
