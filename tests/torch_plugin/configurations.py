@@ -117,6 +117,7 @@ NAMED = (
     "model_deleted_and_made_again",
     "lora",
     "reshard_after_forward_2",
+    "sharded_along_the_second_dimension",
     "step_in_backward_torch_block_twice",
     "tied_weights_in_a_list_of_modules",
     "two_parameter_groups_of_one_block",

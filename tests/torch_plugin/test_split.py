@@ -1,5 +1,5 @@
 """fcdp.split(): the values of a split layer, its state dicts, and what is not split. (Trainings: cases_shape.py's
-linear_layers_in_parts. Memory: tests/torch_sim/test_split.py.)"""
+linear_layers_in_parts. Memory: tests/torch_sim/test_split_peak.py.)"""
 
 import copy
 import pickle
