@@ -35,9 +35,9 @@ const uint8_t *cluster_truth(const cluster *c, uint32_t g, uint32_t i, uint32_t 
     return c->pool + (version * 4099u + g * 911u + i * 127u) % N_CONTENTS;
 }
 
-const uint8_t *cluster_gathered(const cluster *c, uint32_t g, uint32_t i, uint32_t version, uint8_t *room) {
+const uint8_t *cluster_gathered(const cluster *c, const fcdp_group *group, uint32_t g, uint32_t i,
+                                uint32_t version, uint8_t *room) {
     const uint8_t *truth = cluster_truth(c, g, i, version);
-    const fcdp_group *group = c->members[0].groups[g];
     if (!fcdp__extent_rounds(group, i)) return truth;
     size_t bytes = c->config.groups[g].extents[i].shard_bytes;
     fcdp_number number = (fcdp_number)group->numbers[i];

@@ -104,7 +104,8 @@ size_t cluster_extent_bytes(const cluster *c, uint32_t g, uint32_t i); /* of the
 /* What the whole parameter holds in that version. */
 const uint8_t *cluster_truth(const cluster *c, uint32_t g, uint32_t i, uint32_t version);
 /* The same as ranks have it in their regions: with `rounds`, rounded, in `room`, of as many bytes. */
-const uint8_t *cluster_gathered(const cluster *c, uint32_t g, uint32_t i, uint32_t version, uint8_t *room);
+const uint8_t *cluster_gathered(const cluster *c, const fcdp_group *group, uint32_t g, uint32_t i,
+                                uint32_t version, uint8_t *room);
 /* Device memory with which no group can fail to get pages, though all are in use, each
  * in a slot that is too large for it. */
 size_t cluster_most_pages(const cluster_config *config);

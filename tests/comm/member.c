@@ -165,7 +165,7 @@ static void look_body(void *data) {
     for (uint32_t i = 0; i < c->config.groups[l->g].n_extents; i++) {
         size_t n = cluster_extent_bytes(c, l->g, i), k = 0;
         uint8_t *room = c->config.rounds ? malloc(n + 1) : NULL;
-        const uint8_t *truth = cluster_gathered(c, l->g, i, l->held[i], room),
+        const uint8_t *truth = cluster_gathered(c, group, l->g, i, l->held[i], room),
                       *is = bytes + group->layout->extents[i].offset_bytes;
         bool is_right = !memcmp(is, truth, n);
         while (!is_right && is[k] == truth[k]) k++;
