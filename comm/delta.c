@@ -285,7 +285,8 @@ static void rounded_make(delta *d) {
     }
     mine->base = 1;
     mine->wire_bytes = encode(d, wire, most);
-    FCDP_CHECK(0, decode(d, d->me, wire, mine->wire_bytes));
+    bool decoded = decode(d, d->me, wire, mine->wire_bytes); /* into this rank's own place */
+    FCDP_CHECK(0, decoded);
     fcdp__lock_acquire(&d->comm->engine->lock);
     d->comm->engine->rounding.lost += d->rounding.lost;
     d->comm->engine->rounding.whole += d->rounding.whole;
@@ -354,14 +355,10 @@ void fcdp__delta_warn(const fcdp_comm *comm) {
     const char *why = why_whole(comm);
     bool rounds = comm->engine->options.codec == FCDP_CODEC_INT8;
     if ((comm->engine->options.codec != FCDP_CODEC_DELTA && !rounds) || comm->topology.n_nodes == 1 ||
-        comm->topology.local || !(why || (rounds && comm->engine->options.cache_dir[0])) ||
-        atomic_exchange(&said, true))
+        comm->topology.local || !why || atomic_exchange(&said, true))
         return;
-    if (why)
-        fcdp__log(FCDP_LOG_WARN, "FCDP_CODEC=%s: parameters cross the nodes whole: %s",
-                  rounds ? "int8" : "delta", why);
-    else
-        fcdp__log(FCDP_LOG_WARN, "FCDP_CODEC=int8: FCDP_CACHE_DIR keeps no parameters that are rounded");
+    fcdp__log(FCDP_LOG_WARN, "FCDP_CODEC=%s: parameters cross the nodes whole: %s", rounds ? "int8" : "delta",
+              why);
 }
 
 /* All of this holds on every member, or on none: the options are compared when the shard group is made, and
@@ -384,7 +381,9 @@ bool fcdp__group_rounds(const fcdp_group *group) {
 }
 
 bool fcdp__delta_joins(const fcdp_group *group) {
-    return group->comm->engine->options.codec != FCDP_CODEC_INT8 || may_serve(group);
+    const fcdp_comm *comm = group->comm;
+    bool rounds = comm->engine->options.codec == FCDP_CODEC_INT8;
+    return !rounds || comm->topology.n_nodes == 1 || why_whole(comm) || may_serve(group);
 }
 
 bool fcdp__delta_has_base(const fcdp_comm *comm) {
@@ -435,7 +434,7 @@ fcdp_status fcdp__delta_serves(fcdp_use *use, bool *serves_out) {
     return FCDP_OK;
 }
 
-/* They have been gathered before, each by itself. */
+/* They have been used before, so gathered; the heads say if a base is missing. */
 fcdp_status fcdp__deltas_serve(fcdp_group *const *groups, uint32_t n, bool *serves_out) {
     fcdp_comm *comm = groups[0]->comm;
     *serves_out = true;

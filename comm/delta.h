@@ -58,7 +58,7 @@ typedef struct fcdp_delta_rates {
     double latency_ns;                    /* an exchange of a few bytes, between members that are there */
 } fcdp_delta_rates;
 
-/* Once in a process: why FCDP_CODEC=delta or int8 changes nothing here, or something else. */
+/* Once in a process: why FCDP_CODEC=delta or int8 changes nothing here. */
 void fcdp__delta_warn(const fcdp_comm *comm);
 
 /* ---- rounded groups ---- */
@@ -68,8 +68,8 @@ void fcdp__delta_warn(const fcdp_comm *comm);
 bool fcdp__group_rounds(const fcdp_group *group);
 /* Is extent i rounded? */
 bool fcdp__extent_rounds(const fcdp_group *group, uint32_t i);
-/* Can gathers of several groups have this one among them? Not with FCDP_CODEC=int8, if it cannot be
- * rounded: the others are. */
+/* Can gathers of several groups have this one among them? Not with FCDP_CODEC=int8, if others of its shard
+ * group are rounded and this one cannot be. */
 bool fcdp__delta_joins(const fcdp_group *group);
 
 /* ---- gathers ---- */

@@ -208,7 +208,7 @@ bool fcdp__frozen_is_asked(const fcdp_group *group) {
     fcdp_region_state state;
     const fcdp_frozen *frozen = group->comm->engine->frozen;
     if (!frozen || !frozen->cache || group->frozen.tried || !group->block ||
-        !group->layout->span[FCDP_SPAN_FROZEN].bytes || fcdp__group_rounds(group))
+        !group->layout->span[FCDP_SPAN_FROZEN].bytes)
         return false;
     fcdp__region_state(group->region, &state);
     return state.span[FCDP_SPAN_FROZEN].epoch == 0 && !state.in_use;

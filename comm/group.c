@@ -272,7 +272,10 @@ void fcdp_group_set_element_bytes(fcdp_group *group, const uint8_t *element_byte
 }
 
 void fcdp_group_set_numbers(fcdp_group *group, const uint8_t *numbers) {
-    memcpy(group->numbers, numbers, group->layout->n_extents);
+    for (uint32_t i = 0; i < group->layout->n_extents; i++) {
+        bool frozen = group->layout->extents[i].span == FCDP_SPAN_FROZEN;
+        group->numbers[i] = frozen ? FCDP_NUMBER_OTHER : numbers[i];
+    }
 }
 
 void fcdp_group_set_owner(fcdp_group *group, void *owner) {

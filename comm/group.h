@@ -52,8 +52,10 @@ fcdp_status fcdp_group_name_extents(fcdp_group *group, const char *const *names)
 /* Of one number of each extent, n_extents: 2 or 4, else its bits are compared as if they were of 4. For
  * differences between gathers (delta.h). Before the first begin. */
 void fcdp_group_set_element_bytes(fcdp_group *group, const uint8_t *element_bytes);
-/* Of what kind the numbers of each extent are, n_extents: fcdp_number (int8.h); OTHER without this call,
- * which FCDP_CODEC=int8 leaves as they are. Before the first begin. */
+/* Of what kind the numbers of each extent are, n_extents: fcdp_number (int8.h). A frozen extent's are
+ * OTHER: it is gathered once, and what looks like numbers may be packed bits (bitsandbytes'
+ * quant_storage). OTHER without this call, which FCDP_CODEC=int8 leaves as they are. Before the first
+ * begin. */
 void fcdp_group_set_numbers(fcdp_group *group, const uint8_t *numbers);
 /* The program's own of the group, for its functions (unshard.h); NULL: none. */
 void fcdp_group_set_owner(fcdp_group *group, void *owner);

@@ -64,12 +64,13 @@ def shards_together(parameter):
 
 
 def look_at_copies(model, dtype):
-    """What was computed with is near the shards, and not them; int32 and blocks that are not finite are exact."""
+    """What was computed with is near the shards, and not them; what is frozen, int32 and blocks that are not finite are
+    exact."""
     for block in model:
         weight, strange, table = forward_saw[block.index]
         exact = shards_together(block.weight).to(dtype)
         error = (weight.double() - exact.double()).norm() / exact.double().norm()
-        assert weight.dtype == dtype and 1e-3 < error < 2e-2, error
+        assert weight.dtype == dtype and (1e-3 < error < 2e-2 if block.weight.requires_grad else error == 0), error
         assert torch.equal(table, shards_together(block.table))
         odd, exact = ~strange.isfinite(), shards_together(block.strange).to(dtype)
         assert odd.any() and raw(strange[odd]) == raw(exact[odd])
@@ -91,12 +92,11 @@ def main():
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(1)
     model = nn.Sequential(*(Block(i) for i in range(N_BLOCKS)))
-    model[0].requires_grad_(False)  # gathered once
     with torch.no_grad():
         for block in model:
             for r in range(n):
                 block.strange[r * DIM // n] = float("inf") if r % 2 else float("nan")
-            block.strange.requires_grad_(False)
+    model[0].requires_grad_(False)  # gathered once
     for block in model:
         fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype))
     fully_shard(model)

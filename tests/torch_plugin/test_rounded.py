@@ -29,13 +29,12 @@ def test_all_ranks_compute_with_the_same_weights_run_after_run(tmp_path):
         deltas = rank["stats"]["deltas"]
         assert deltas["gathers"] > 0 and deltas["whole"] == 0 and rank["stats"]["bypassed"] == []
         assert 1e-3 < deltas["rounding_error"] < 2e-2
-        assert rank["stats"]["wholes"]["cached"] == rank["stats"]["wholes"]["gathered"] == 0
+        assert rank["stats"]["wholes"]["gathered"] == 0
     assert output.count("parameters were rounded for their gathers (FCDP_CODEC=int8): by 0.") == 1, output
 
 
 def test_float32_crosses_in_a_quarter_of_its_bytes(tmp_path):
-    arguments = ["--freeze", 1]
-    rounded, whole = (start(tmp_path / codec, on(FCDP_CODEC=codec), arguments=arguments) for codec in ("int8", "none"))
+    rounded, whole = (start(tmp_path / codec, on(FCDP_CODEC=codec)) for codec in ("int8", "none"))
     assert all(rank.returncode == 0 for rank in rounded.job.ranks), rounded.job.report()
     sent = [
         sum(rank["stats"]["collectives"]["gather"]["inter_bytes_sent"] for rank in one.results)
