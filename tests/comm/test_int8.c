@@ -97,7 +97,7 @@ static void test_weights_are_near_and_few_bytes(void **state) {
     free(out);
 }
 
-/* What is decoded, encoded once more, is what it was: no step drifts where nothing changes. */
+/* What is not finite, and what is no number, comes back as it was. */
 static void test_every_length_and_kind(void **state) {
     (void)state;
     test_random random = {random_seed("test_every_length_and_kind", 1)};
