@@ -24,7 +24,7 @@ EXAMPLES = {
 }
 GPT = ["tools/demo/gpt.py", "--steps", "8", "--dim", "168", "--layers", "8"]
 REDUCE, INT8 = "FCDP_REDUCE=hierarchical", "FCDP_REDUCE_DTYPE=int8"
-CODEC = "FCDP_CODEC=delta FCDP_COALESCE=0"  # groups that are gathered together cross whole
+CODEC = "FCDP_CODEC=delta FCDP_COALESCE=0"  # each group by itself
 # Jobs, and of each the settings that are compared: a title, and a mode of fcdp-lab. The first is the reference.
 SETTINGS = {
     "full": (
