@@ -217,9 +217,9 @@ fcdp_status fcdp__group_await(fcdp_group *group, fcdp_stream stream) FCDP_MUST_C
 /* FCDP_ERR_UNSUPPORTED in a forked child. */
 fcdp_status fcdp__engine_check_process(const fcdp_engine *engine, const char *what) FCDP_MUST_CHECK;
 
-/* FCDP_ERR_INVALID while the engine is asleep. */
-/* Does the model compute where groups can be mapped onto host memory? */
+/* FCDP_ERR_UNSUPPORTED where no group can be mapped onto host memory, as the model computes there. */
 fcdp_status fcdp__engine_check_maps(const fcdp_engine *engine) FCDP_MUST_CHECK;
+/* FCDP_ERR_INVALID while the engine is asleep. */
 fcdp_status fcdp__engine_check_awake(const fcdp_engine *engine, const char *name) FCDP_MUST_CHECK;
 
 /* FCDP_ERR_INVALID while `stream` captures a CUDA graph: nothing of FCDP's may be part of

@@ -115,16 +115,18 @@ fcdp_status fcdp__region_unmap_host(fcdp_region *region, fcdp_tier tier) {
     fcdp__region_lock(region);
     fcdp__region_begin_move(region);
     fcdp_slot *slot = region->slot;
+    fcdp_account *account = region->account;
     fcdp__region_unlock(region);
     fcdp_status status = FCDP_RETRY_ONCE(fcdp__vrange_unmap(region->range));
     fcdp__region_lock(region);
     if (!status) {
         region->slot = NULL;
+        region->account = NULL;
         region->kept = false;
         region->tier = tier;
     }
     fcdp__region_end_move(region);
     fcdp__region_unlock(region);
-    if (!status) fcdp__mapped_free(tiering, region->account, slot);
+    if (!status) fcdp__mapped_free(tiering, account, slot);
     return status;
 }

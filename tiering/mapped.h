@@ -4,7 +4,7 @@
  * Such a region takes no device memory. Its pages are this process's alone, of the NUMA node of its device,
  * and count in the node's host budget. They are mapped once, for the region's life: a gather writes into
  * them, kernels read them over PCIe, and there is nothing to restore or to evict. To the rest of tiering it
- * is a region that is always kept, in a slot that nobody else can have.
+ * is a region that is always kept, in a slot that no other region can take.
  *
  *     slot->on_host => slot->owner == region, and region->in_use or region->kept
  *     host budget: fcdp__mapped_bytes(region) more of every process that has mapped it

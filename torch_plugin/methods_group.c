@@ -17,16 +17,18 @@ PyObject *methods_create_group(PyObject *self, PyObject *args) {
     Py_ssize_t n = comm ? PyList_Size(list) : -1;
     if (n < 0) return NULL;
     fcdp_extent_spec *specs = calloc((size_t)n + 1, sizeof *specs);
-    uint8_t *element_bytes = calloc(2 * (size_t)n + 1, 1), *numbers = element_bytes + n;
+    uint8_t *element_bytes = calloc((size_t)n + 1, 1), *numbers = calloc((size_t)n + 1, 1);
     fcdp_group *group;
     fcdp_status status = FCDP_OK;
-    if (!specs || !element_bytes) status = fcdp__fail(FCDP_ERR_SYSTEM, "no memory for %zd extents", n);
+    if (!specs || !element_bytes || !numbers)
+        status = fcdp__fail(FCDP_ERR_SYSTEM, "no memory for %zd extents", n);
     for (Py_ssize_t i = 0; i < n && !status; i++) {
         Py_ssize_t shard_bytes;
         int span, width = 0, number = FCDP_NUMBER_OTHER;
         if (!PyArg_ParseTuple(PyList_GetItem(list, i), "ni|ii", &shard_bytes, &span, &width, &number)) {
             free(specs);
             free(element_bytes);
+            free(numbers);
             return NULL;
         }
         specs[i] = (fcdp_extent_spec){.shard_bytes = (size_t)shard_bytes, .span = (uint8_t)span};
@@ -38,6 +40,7 @@ PyObject *methods_create_group(PyObject *self, PyObject *args) {
     if (!status) fcdp_group_set_numbers(group, numbers);
     free(specs);
     free(element_bytes);
+    free(numbers);
     return status == FCDP_OK ? binding_wrap(BINDING_GROUP, group, self) : binding_raise(status);
 }
 

@@ -193,7 +193,10 @@ def _reduce_unused(module: ModuleType, state: Any, handle: Any) -> None:
 
 
 def install(module: ModuleType, cls: type, name: Callable[[Any], str]) -> None:
-    """Patch FSDP1's `_runtime_utils`, and FlatParamHandle. `name` is a handle's."""
+    """Patch FSDP1's `_runtime_utils`, and FlatParamHandle. `name` is a handle's; the root's is empty."""
+
+    def called(handle: Any) -> str:
+        return name(handle) or "the root"
 
     @wrap(module, "_reduce_grad")
     def reduce_grad(original, state, handle):
@@ -204,10 +207,10 @@ def install(module: ModuleType, cls: type, name: Callable[[Any], str]) -> None:
         reducer = keeping or _reducer(state, handle)
         kept = None if keeping else handle.__dict__.pop("_fcdp_kept", None)
         if kept is not None and reducer is None:
-            raise RuntimeError(f"{_text(name(handle) or 'the root')} (it is to be reduced by FSDP1 now)")
+            raise RuntimeError(f"{_text(called(handle))} (it is to be reduced by FSDP1 now)")
         steps = contextlib.nullcontext() if keeping or reducer is None else _in_steps(state, reducer, kept)
         with (
-            seam.reduction(handle.process_group, handle.device, bytes_, lambda: name(handle) or "the root", reducer),
+            seam.reduction(handle.process_group, handle.device, bytes_, lambda: called(handle), reducer),
             steps,
         ):
             if keeping:
@@ -255,4 +258,4 @@ def install(module: ModuleType, cls: type, name: Callable[[Any], str]) -> None:
         original(state, root_module)
         for _, handle in with_kept():
             if handle._fcdp_kept.stand_in is None:
-                handle._fcdp_kept.place(handle, name(handle) or "the root")
+                handle._fcdp_kept.place(handle, called(handle))
