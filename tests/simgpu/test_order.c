@@ -69,7 +69,7 @@ static void an_event_that_is_long_over_orders(void) {
 }
 
 static void an_event_that_is_over_orders_what_is_behind_the_wait(void) {
-    struct gate gate;
+    static struct gate gate; /* the stream may leave it last */
     touch(w.first, w.pages.at, 64, 1);
     OK(cuEventRecord(w.event, w.first));
     wait_unseen(w.first);
@@ -185,7 +185,7 @@ static void a_stream_query_that_says_done_orders(void) {
 }
 
 static void a_query_that_says_not_yet_does_not_order(void) {
-    struct gate gate;
+    static struct gate gate; /* the stream may leave it last */
     touch(w.first, w.pages.at, 64, 1);
     gate_close(&gate, w.first);
     OK(cuEventRecord(w.event, w.first));
@@ -197,7 +197,7 @@ static void a_query_that_says_not_yet_does_not_order(void) {
 }
 
 static void what_the_host_learns_orders_nothing_enqueued_before(void) {
-    struct gate gate;
+    static struct gate gate; /* the stream may leave it last */
     touch(w.first, w.pages.at, 64, 1);
     gate_close(&gate, w.second);
     touch(w.second, w.alias, 64, 0);
