@@ -13,8 +13,8 @@ the wheel, twice, for the training cases and for the rest; format and lint (.pre
 are built by clang where it is installed, the others by the system's compiler. Ends with one summary, which lists what
 was skipped and why. tools/Makefile has what each option runs.
 
-  --quick   runs the C tests with every check (of many like runs, each 64th), the Python tests that start no ranks,
-            and format and lint but for clang-tidy
+  --quick   runs the C tests with every check (of many like runs, each 64th; not the longest tests), the Python tests
+            that start no ranks, and format and lint but for clang-tidy: less than a minute, once it is built
   --matrix  runs each training case in all configurations, and each that bytes alone must tell of by both readers; and
             all on the simulated device in both mappings. Without it: every third case, and of those that are alike
             every eighth, each in one configuration; a third of those that bytes alone must tell of, by one reader; and on
