@@ -1,5 +1,6 @@
 """One rank of test_rounded.py: trains with FCDP_CODEC=int8, and looks at the weights that forward and backward compute
-with, and at the shards. argv: the folder, the gathered dtype (float32 or bfloat16)."""
+with, and at the shards. argv: the folder, the gathered dtype (float32 or bfloat16), and "checkpointed" where backward is
+to compute the activations again."""
 
 import hashlib
 import json
@@ -9,6 +10,7 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.nn as nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -33,9 +35,13 @@ class Block(nn.Module):
 
     def forward(self, x):
         x = Look.apply(x, self)
-        forward_saw[self.index] = [p.detach().clone() for p in (self.weight, self.strange, self.table)]
-        for p in forward_saw[self.index]:
-            all_seen.update(raw(p))
+        weights = [p.detach().clone() for p in (self.weight, self.strange, self.table)]
+        if forward_saw.setdefault(self.index, weights) is weights:
+            for p in weights:
+                all_seen.update(raw(p))
+        else:
+            for now, was in zip(weights, forward_saw[self.index]):
+                assert raw(now) == raw(was), "the activations are computed again with other weights"
         return torch.relu(x @ self.weight) + 0 * self.strange.nan_to_num(0, 0, 0).sum()
 
 
@@ -78,7 +84,8 @@ def look_at_copies(model, dtype):
 
 def look_at_masters(model):
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    for name, parameter in model.named_parameters():
+    for long_name, parameter in model.named_parameters():
+        name = long_name.replace("_checkpoint_wrapped_module.", "")
         exact = shards_together(parameter)
         assert raw(parameter.full_tensor()) == raw(exact), name
         if dist.get_rank() == 0:
@@ -97,12 +104,15 @@ def main():
             for r in range(n):
                 block.strange[r * DIM // n] = float("inf") if r % 2 else float("nan")
     model[0].requires_grad_(False)  # gathered once
+    if "checkpointed" in sys.argv:
+        apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Block))
     for block in model:
         fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype))
     fully_shard(model)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     generator = torch.Generator().manual_seed(rank)
     for _ in range(N_STEPS):
+        forward_saw.clear()
         x = torch.randn(8, DIM, generator=generator).requires_grad_()
         loss = model(x).float().square().mean()
         loss.backward()

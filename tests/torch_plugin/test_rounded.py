@@ -14,18 +14,22 @@ pytestmark = needs_fcdp
 ON = on(FCDP_CODEC="int8")
 
 
-def train(folder, dtype, **options):
+def train(folder, *arguments, **options):
     folder.mkdir()
-    done = launch.forked(launch.HERE / "rounded_job.py", [folder, dtype], folder, ON | options)
+    done = launch.forked(launch.HERE / "rounded_job.py", [folder, *arguments], folder, ON | options)
     assert not done.timed_out and done.returncode == 0, done.output
     return [json.loads((folder / f"result{rank}.json").read_text()) for rank in range(len(done.ranks))], done.output
 
 
 def test_all_ranks_compute_with_the_same_weights_run_after_run(tmp_path):
-    results, output = train(tmp_path / "bf16", "bfloat16")
-    again, _ = train(tmp_path / "again", "bfloat16", FCDP_COALESCE="0", FCDP_TAU="1")
-    assert [rank["digest"] for rank in results] == [rank["digest"] for rank in again]
-    for rank in results + again:
+    kept = {"FCDP_CACHE_DIR": str(tmp_path / "cache")}
+    results, output = train(tmp_path / "bf16", "bfloat16", **kept)
+    again, _ = train(tmp_path / "again", "bfloat16", FCDP_COALESCE="0", FCDP_TAU="1", **kept)
+    checkpointed, _ = train(tmp_path / "checkpointed", "bfloat16", "checkpointed")
+    digests = [rank["digest"] for rank in results]
+    assert digests == [rank["digest"] for rank in again] == [rank["digest"] for rank in checkpointed]
+    assert all(rank["stats"]["cache"]["read_bytes"] > 0 for rank in again)  # what is frozen, and nothing rounded
+    for rank in results + again + checkpointed:
         deltas = rank["stats"]["deltas"]
         assert deltas["gathers"] > 0 and deltas["whole"] == 0 and rank["stats"]["bypassed"] == []
         assert 1e-3 < deltas["rounding_error"] < 2e-2
