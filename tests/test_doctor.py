@@ -153,12 +153,14 @@ def twins(said, name="layers.1"):
     )
 
 
+@pytest.mark.further
 def test_groups_of_one_name_and_size_are_told_apart(script):
     said = document(doctor("--json", "--ranks", "1", "--steps", "3", script, "twins"))
     assert len(said["groups"]) == 8
     assert twins(said) == [(False, 1, LAYER / 2, 0), (True, 2, LAYER, LAYER / 2)]
 
 
+@pytest.mark.further
 def test_a_group_that_replaces_one_of_its_name_and_size_is_another(script):
     """Its figures are its own, and those of the groups that stay are theirs."""
     said = document(doctor("--json", "--ranks", "1", script, "twins replaced"))
@@ -198,6 +200,7 @@ def test_one_node_has_nothing_to_save(script):
     assert "fcdp-lab emulates nodes on this machine" in words and "of host memory" not in words, done.stdout
 
 
+@pytest.mark.further
 def test_what_is_not_served_takes_no_host_memory(script):
     done = doctor("--ranks", "1", script, FCDP_DEVICE_BUDGET="2M")
     assert done.returncode == 1 and "FCDP serves 0 of 4 groups" in done.stdout, done.stdout + done.stderr

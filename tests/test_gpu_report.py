@@ -205,15 +205,12 @@ def test_a_job_that_keeps_pytorchs_allocator_fails_its_section(monkeypatch, tmp_
 # ---- all of it ----
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(2700)
-def test_the_report_is_whole_on_the_simulated_device(bundle, tmp_path):
+def simulated(bundle, folder, *options):
+    """What a run on the simulated device reports, by section, and its text."""
     assert sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file()) < MAXIMUM_BUNDLE_BYTES
-    job = tool("--simulated", "--bundle-dir", bundle, "--out", tmp_path / "out", "--minutes", 20, timeout=1260)
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    text = (tmp_path / "out" / "report.txt").read_text()
+    job = tool("--simulated", "--bundle-dir", bundle, "--out", folder, "--minutes", 20, *options, timeout=1260)
+    report, text = json.loads((folder / "report.json").read_text()), (folder / "report.txt").read_text()
     assert job.returncode == 0, text
-    assert [section["name"] for section in report["sections"]] == [section.name for section in gpu.SECTIONS]
     for section in report["sections"]:
         assert section["status"] == "done" and (section["figures"] or section["reasons"]), section
         assert section["title"] in text
@@ -221,42 +218,61 @@ def test_the_report_is_whole_on_the_simulated_device(bundle, tmp_path):
             section
         )
     assert report["machine"]["torch"] and "simulated" in report["machine"]["device"]
-    names_of = [section["name"] for section in report["sections"]]
-    names = {
-        section["name"]: " ".join(figure["name"] for figure in section["figures"]) for section in report["sections"]
-    }
-    for section, figures in {
-        "mapping": [
-            "2 MiB, idle, create",
-            "beside kernels, alias: map",
-            "host memory, mapped: all of it read by a kernel",
-            "mapped host memory over device memory, 4096 rows",
-        ],
-        "copies": ["both at once", "page-locking memory"],
-        "fingerprints": ["by the kernel"],
-        "nccl_one": ["a peer that never comes"],
-        "fsdp2": [
-            f"FCDP, {mapping}, tensors PyTorch's: {what}"
-            for mapping in ("slots", "exact")
-            for what in ("host blocked for pages", "host blocked in agreements", "gathers between nodes")
-        ],
-        "dpo": ["over the trainable bytes"],
-        "allocators": ["FCDP: steps per s"],
-    }.items():
-        assert all(figure in names[section] for figure in figures), (section, names[section])
-    checks = [check["name"] for section in report["sections"] for check in section["checks"]]
-    assert sum("bit for bit" in check for check in checks) == 3  # slots, exact, and DPO's
-    blocked = {f["name"]: f for f in report["sections"][names_of.index("fsdp2")]["figures"]}
+    said = text[text.rindex(" s in all") :]
+    assert all(what in said for what in ("NVLink", "GPUDirect", "Contention across GPUs")), said
+    return {section["name"]: section for section in report["sections"]}
+
+
+FIGURES = {
+    "mapping": [
+        "2 MiB, idle, create",
+        "beside kernels, alias: map",
+        "host memory, mapped: all of it read by a kernel",
+        "mapped host memory over device memory, 4096 rows",
+    ],
+    "copies": ["both at once", "page-locking memory"],
+    "fingerprints": ["by the kernel"],
+    "nccl_one": ["a peer that never comes"],
+    "dpo": ["over the trainable bytes"],
+}
+TRAINING = {
+    "fsdp2": [
+        f"FCDP, {mapping}, tensors PyTorch's: {what}"
+        for mapping in ("slots", "exact")
+        for what in ("host blocked for pages", "host blocked in agreements", "gathers between nodes")
+    ],
+    "allocators": ["FCDP: steps per s"],
+}
+
+
+def assert_figures(sections, expected):
+    for name, figures in expected.items():
+        found = " ".join(figure["name"] for figure in sections[name]["figures"])
+        assert all(figure in found for figure in figures), (name, found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2700)
+def test_the_report_is_whole_on_the_simulated_device(bundle, tmp_path):
+    """Of all sections but those whose jobs take longest."""
+    names = [section.name for section in gpu.SECTIONS if section.name not in TRAINING]
+    sections = simulated(bundle, tmp_path / "out", "--only", ",".join(names))
+    assert list(sections) == names
+    assert_figures(sections, FIGURES)
+    assert sum("bit for bit" in check["name"] for check in sections["dpo"]["checks"]) == 1
+    frozen = next(figure for figure in sections["dpo"]["figures"] if "trainable bytes" in figure["name"])
+    assert frozen["value"] < 2.2 < frozen["plain_fsdp2"]
+
+
+@pytest.mark.slow
+@pytest.mark.further
+@pytest.mark.timeout(2700)
+def test_all_sections_run_on_the_simulated_device(bundle, tmp_path):
+    sections = simulated(bundle, tmp_path / "out")
+    assert list(sections) == [section.name for section in gpu.SECTIONS]
+    assert_figures(sections, FIGURES | TRAINING)
+    assert sum("bit for bit" in check["name"] for check in sections["fsdp2"]["checks"]) == 2  # slots and exact
+    blocked = {figure["name"]: figure for figure in sections["fsdp2"]["figures"]}
     for mapping in ("slots", "exact"):
         agreements = blocked[f"FCDP, {mapping}, tensors PyTorch's: host blocked in agreements, a step, running ahead"]
         assert agreements["value"] > 0 and agreements["waits"] >= 2, agreements  # forward's and backward's
-    said = text[text.rindex(" s in all") :]
-    assert all(what in said for what in ("NVLink", "GPUDirect", "Contention across GPUs")), said
-    frozen = next(
-        figure
-        for section in report["sections"]
-        if section["name"] == "dpo"
-        for figure in section["figures"]
-        if "trainable bytes" in figure["name"]
-    )
-    assert frozen["value"] < 2.2 < frozen["plain_fsdp2"]

@@ -15,10 +15,10 @@ was skipped and why. tools/Makefile has what each option runs.
 
   --quick   runs the C tests with every check (of many like runs, each 64th; not the longest tests), the Python tests
             that start no ranks, and format and lint but for clang-tidy: less than a minute, once it is built
-  --matrix  runs each training case in all configurations, and each that bytes alone must tell of by both readers; and
-            all on the simulated device in both mappings. Without it: every third case, and of those that are alike
-            every eighth, each in one configuration; a third of those that bytes alone must tell of, by one reader; and on
-            the simulated device some, each in one mapping
+  --matrix  runs each training case in all configurations, and each that bytes alone must tell of by both readers; all
+            on the simulated device in both mappings; and whole jobs of which another test shows most. Without it: every
+            third case, and of those that are alike every eighth, each in one configuration; a third of those that bytes
+            alone must tell of, by one reader; and on the simulated device some, each in one mapping
   --frameworks
             runs all jobs of accelerate, transformers, PEFT, TRL, Lightning and torchtitan; without it, one runs of FSDP1,
             of accelerate with PEFT, of transformers and of Lightning

@@ -246,7 +246,9 @@ def test_one_rank_is_served_by_fsdp2(tmp_path, alone):
 
 
 @needs_fcdp
-@pytest.mark.parametrize("seam", ["foreach_all_gather", "foreach_all_gather_copy_out"])
+@pytest.mark.parametrize(
+    "seam", [pytest.param("foreach_all_gather", marks=pytest.mark.further), "foreach_all_gather_copy_out"]
+)
 def test_a_torch_with_other_seams(tmp_path, pair, seam):
     paths = [str(launch.HERE / "other_seams"), *filter(None, [os.environ.get("PYTHONPATH")])]
     outcome = start(tmp_path, on(FCDP_LOCAL_SIZE="1", OTHER_SEAM=seam, PYTHONPATH=os.pathsep.join(paths)), n_ranks=2)

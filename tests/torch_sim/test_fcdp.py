@@ -33,7 +33,12 @@ def plain(run_job):
     return train(run_job, {"FCDP": "0"})
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+FURTHER = ("exact-kept", "nccl-exact")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.further if name in FURTHER else ()) for name in CONFIGURATIONS]
+)
 def test_training_is_plain_fsdps_bit_for_bit(name, run_job, plain):
     assert len(plain[0]) > 10
     assert train(run_job, FCDP | CONFIGURATIONS[name]) == plain
