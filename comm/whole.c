@@ -8,6 +8,7 @@
  */
 #include "comm/whole.h"
 
+#include "comm/copy.h"
 #include "comm/internal.h"
 #include "comm/trace.h"
 
@@ -32,7 +33,7 @@ fcdp_whole fcdp_group_whole_vote(fcdp_group *group, uint32_t i, const fcdp_evide
         return FCDP_WHOLE_PLAIN;
     if (fcdp__extent_rounds(group, i)) return FCDP_WHOLE_PLAIN;
     const uint64_t *fingerprint = fcdp__evidence_fingerprint(evidence, 0, &at, &own);
-    if (!fingerprint || fcdp__group_reads_end(group)) return FCDP_WHOLE_PLAIN;
+    if (!fingerprint || fcdp__group_reads_end(group) || fcdp__copy_judged(group)) return FCDP_WHOLE_PLAIN;
     for (uint32_t k = 0; k < group->layout->n_extents; k++)
         if (group->stale[k]) return FCDP_WHOLE_STALE;
     if (!fcdp__validity_is_fresh(group->validity, i, evidence->signals, *fingerprint))

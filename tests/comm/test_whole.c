@@ -125,6 +125,32 @@ static void test_a_write_on_one_rank_is_stale_there(void **state) {
     end(c);
 }
 
+/* The program of one rank has written into what it computed with, which the next agreement would find. The
+ * copy is still on the device, or has gone from there to the host memory of the node. */
+static void test_a_copy_that_was_written_into_is_stale(void **state) {
+    (void)state;
+    for (int restore = FCDP_RESTORE_SLICE; restore <= FCDP_RESTORE_WHOLE; restore++)
+        for (int evicted = 0; evicted < 2; evicted++) {
+            cluster_config config = config_of((fcdp_restore_mode)restore, 1);
+            uint8_t agreed[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE];
+            cluster *c = start(&config);
+            member *writer = &c->members[1];
+            step_all(c, 0, all_extents);
+            unshard_all(c, 0, FCDP_PASS_FORWARD);
+            assert_ok(member_scribble(writer, 0));
+            reshard_all(c, 0);
+            if (evicted) { /* the writer last: what it stores is what stays */
+                EVERY_MEMBER(c, m) if (m != writer) fcdp__tiering_reclaim(m->engine->tiering, 1);
+                fcdp__tiering_reclaim(writer->engine->tiering, 1);
+            }
+            assert_int_equal(vote_of(writer, SMALL, true), FCDP_WHOLE_STALE);
+            agree_all(c, 0, agreed);
+            use_whole(c, SMALL);
+            assert_votes(c, SMALL, FCDP_WHOLE_FRESH);
+            end(c);
+        }
+}
+
 /* What was agreed before, and what an audit finds, is the same after a vote. */
 static void test_a_vote_leaves_an_agreement_alone(void **state) {
     (void)state;
@@ -255,6 +281,7 @@ int main(void) {
         cmocka_unit_test(test_a_fresh_one_comes_from_the_node),
         cmocka_unit_test(test_a_stale_one_is_gathered_for_the_next_pass_too),
         cmocka_unit_test(test_a_write_on_one_rank_is_stale_there),
+        cmocka_unit_test(test_a_copy_that_was_written_into_is_stale),
         cmocka_unit_test(test_a_vote_leaves_an_agreement_alone),
         cmocka_unit_test(test_what_is_agreed_stale_is_asked_for_anew),
         cmocka_unit_test(test_nobody_answers_for_a_group_in_use),

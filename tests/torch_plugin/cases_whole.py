@@ -117,6 +117,28 @@ case(behind(ONE_RANK, rank=1), name="whole_behind_writes_on_one_rank")
 
 
 @case
+def whole_of_what_the_program_wrote_into(run):
+    """A forward writes into gathered parameters, on one rank and then on all. That is gone with the reshard."""
+    model = shard(Net())
+    optimizer = adamw(model)
+
+    def hook(module, inputs):
+        with torch.no_grad():
+            module.weight.data.mul_(0.5)
+
+    for ranks in ([1], range(4)):
+        run.step(model, optimizer)
+        run.evaluate(model)
+        hooks = [block.up.register_forward_pre_hook(hook) for block in model.blocks if run.rank in ranks]
+        run.evaluate(model)
+        for handle in hooks:
+            handle.remove()
+        reshard_all(model)
+        record_whole(run, "whole", [p.detach() for p in model.parameters()])
+    run.finish(model, optimizer)
+
+
+@case
 def whole_behind_a_loaded_state_dict(run):
     model = shard(Net(n_blocks=2))
     optimizer = adamw(model)

@@ -124,6 +124,7 @@ NAMED = (
     "views_that_outlive_a_reshard",
     "whole_behind_uncounted_writes",
     "whole_behind_writes_on_one_rank",
+    "whole_of_what_the_program_wrote_into",
     "zeroth_order_raw",
 )
 TRAINED = some(run.CASES, of_a_file=3, of_alike=8) | {name: run.CASES[name] for name in NAMED}
@@ -137,5 +138,6 @@ OF_STREAMS = (
     "lora",
     "prefetch_in_forward",
     "reshard_after_forward_2",
+    "whole_of_what_the_program_wrote_into",
 )
 TRAINED_ON_SIM = sorted(some(THERE, of_a_file=4) | {name: run.CASES[name] for name in OF_STREAMS})
