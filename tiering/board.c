@@ -20,7 +20,8 @@
 /* Neither a dead writer nor a stream wakes a sleeper, so a sleep lasts at most this long. */
 enum { LOOK_FOR_DEAD_NS = 100 * 1000 * 1000, LOOK_FOR_WORD_NS = 500 * 1000 };
 
-/* A process that has not joined yet is not gone; the timeout's message names it. */
+/* A process that has not joined yet is not gone; the timeout's message names it. Nor is one that cannot be
+ * looked at, as while this process has no descriptor to spare. */
 static bool member_gone(const fcdp_host *host, uint32_t slice) {
     const fcdp_slab_member *member = &host->header->members[slice];
     int32_t pid = atomic_load_explicit(
@@ -28,7 +29,8 @@ static bool member_gone(const fcdp_host *host, uint32_t slice) {
     uint64_t start_time;
     if (pid == FCDP_MEMBER_ABSENT) return false;
     if (pid == FCDP_MEMBER_LEFT) return true;
-    return !fcdp__process_start_time(pid, &start_time) || start_time != member->start_time;
+    if (!fcdp__process_start_time(pid, &start_time)) return errno == ESRCH;
+    return start_time != member->start_time;
 }
 
 static void waiters_wake(_Atomic uint32_t *word) {

@@ -26,9 +26,15 @@ bool fcdp__process_start_time(int32_t pid, uint64_t *start_time_out) {
      * /proc/PID/stat, with a start time for each thread. */
     snprintf(path, sizeof path, "/proc/%d/task/%d/stat", (int)pid, (int)pid);
     FILE *file = fopen(path, "re");
-    if (!file) return false;
+    if (!file) {
+        if (errno == ENOENT) errno = ESRCH;
+        return false;
+    }
+    errno = 0;
     size_t n = fread(text, 1, sizeof text - 1, file);
+    int error = errno;
     fclose(file);
+    errno = error ? error : ESRCH;
     text[n] = 0;
     char *field = strrchr(text, ')'); /* field 2 is the name, which may hold anything */
     if (!field || n < 4) return false;
@@ -95,7 +101,8 @@ fcdp_status fcdp__shared_open(const fcdp_shared_ticket *ticket, int *fd_out) {
     char path[64];
     uint64_t start_time;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)ticket->pid, (int)ticket->fd);
-    if (!fcdp__process_start_time(ticket->pid, &start_time) || start_time != ticket->pid_start_time)
+    bool is_there = fcdp__process_start_time(ticket->pid, &start_time);
+    if (is_there ? start_time != ticket->pid_start_time : errno == ESRCH)
         return fcdp__fail(
             FCDP_ERR_UNSUPPORTED,
             "process %d, another rank of this node, is not visible from here. Either it has ended, "

@@ -25,8 +25,8 @@ enum { FCDP_HUGE_BYTES = 2 << 20 };
  * FCDP_HUGE_BYTES, the address leaves the same rest modulo that as the offset. */
 void *fcdp__shared_map(int fd, uint64_t offset, size_t bytes);
 
-/* Start time of `pid` in clock ticks since boot (field 22 of
- * /proc/PID/stat); false when it is gone or a zombie. */
+/* Start time of `pid` in clock ticks since boot (field 22 of /proc/PID/stat). False when it has ended, as a
+ * zombie has, with errno ESRCH; or when it cannot be looked at now: EMFILE, ENFILE, ENOMEM, ... */
 bool fcdp__process_start_time(int32_t pid, uint64_t *start_time_out);
 
 #endif

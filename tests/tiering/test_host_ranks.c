@@ -3,8 +3,10 @@
 #include "tests/alloc/support.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 
 #include "tiering/board.h"
 #include "tiering/host.h"
@@ -266,12 +268,37 @@ static void killed_and_left_a_zombie(void **state) {
     a_killed_rank_is_named_within_a_second(false);
 }
 
+/* Another library has all descriptors for a while: then nothing can be learnt of the others. */
+static void a_rank_is_not_gone_while_no_descriptor_is_left(void **state) {
+    (void)state;
+    enum { FEW = 64 };
+    leader l;
+    pid_t pids[N_RANKS];
+    int taken[FEW], n = 0;
+    struct rlimit limit;
+    leader_open(&l, "rounds", pids);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    struct rlimit few = {FEW, limit.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    while (n < FEW && (taken[n] = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0) n++;
+    fcdp_status all = fcdp__board_query_all(l.block, FCDP_BOARD_READY, 1, "the others", 1000000000);
+    fcdp_status alive = fcdp__board_query_alive(l.block, "the others", 1000000000);
+    while (n > 0) close(taken[--n]);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    assert_int_equal(all, FCDP_PENDING);
+    assert_ok(alive);
+    assert_ok(rounds_run(l.block, 0));
+    for (uint32_t r = 1; r < N_RANKS; r++) assert_ends_well(pids[r]);
+    leader_close(&l);
+}
+
 int main(int argc, char **argv) {
     if (argc == 5 && !strcmp(argv[1], "rank")) return rank_main(argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_writes_its_slice_and_reads_all),
         cmocka_unit_test(killed_and_reaped),
         cmocka_unit_test(killed_and_left_a_zombie),
+        cmocka_unit_test(a_rank_is_not_gone_while_no_descriptor_is_left),
     };
     return cmocka_run_group_tests_name("tiering_host_ranks", tests, NULL, NULL);
 }
