@@ -181,8 +181,10 @@ fcdp_status fcdp__spill_load(fcdp_spilled *slice, fcdp_dptr to, fcdp_stream stre
     pthread_mutex_lock(&spill->buffers.mutex);
     b->claimed = false;
     b->loading = !status;
-    if (!over && b->state == FCDP_SPILL_BUFFER_IDLE)
-        b->state = FCDP_SPILL_BUFFER_BROKEN; /* else the thread is at it, and reads too */
+    if (!over && b->state == FCDP_SPILL_BUFFER_IDLE) { /* else the thread is at it, and reads too */
+        b->state = FCDP_SPILL_BUFFER_BROKEN;
+        b->of = NULL;
+    }
     pthread_cond_broadcast(&spill->buffers.changed);
     pthread_mutex_unlock(&spill->buffers.mutex);
     return status;

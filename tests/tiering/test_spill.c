@@ -146,6 +146,29 @@ static void fault_set(int kind, int after) {
 
 /* ---- tests ---- */
 
+/* The device fails for good while a slice is loaded. Nothing will tell any more that its buffer is free, so
+ * the end of the slice does not wait for that. */
+static void test_a_load_on_a_device_that_has_failed(void **state) {
+    (void)state;
+    world w;
+    world_open(&w, 1, 2);
+    store(&w, 0);
+    assert_true(load(&w, 0) && fcdp__spill_fetch(w.slices[0]));
+    simgpu_fail_nth("cuMemcpyHtoDAsync", 1, 700);
+    assert_int_equal(fcdp__spill_load(w.slices[0], fcdp__vrange_base(w.range), w.h2d), FCDP_ERR_DRIVER);
+    uint64_t start_ns = fcdp__now_ns();
+    fcdp__spill_release(w.slices[0]);
+    fcdp__spill_close(w.spill);
+    assert_true(fcdp__now_ns() - start_ns < UINT64_C(30000000000)); /* of 2 * timeout_s */
+    fcdp__vrange_destroy(w.range);
+    (void)!fcdp__driver_phys_release(w.drv, w.block);
+    fcdp__driver_event_destroy(w.drv, w.moved);
+    fcdp__driver_stream_destroy(w.drv, w.d2h);
+    fcdp__driver_stream_destroy(w.drv, w.h2d);
+    fcdp__driver_close(w.drv);
+    assert_int_equal(rmdir(w.dir), 0);
+}
+
 static void test_what_is_stored_is_loaded(void **state) {
     (void)state;
     for (int way = 0; way < 4; way++) {
@@ -420,6 +443,7 @@ int main(void) {
         cmocka_unit_test(test_two_models_at_once),
         cmocka_unit_test(test_every_fault_at_every_block),
         cmocka_unit_test(test_random_schedules),
+        cmocka_unit_test(test_a_load_on_a_device_that_has_failed),
     };
     cmocka_set_test_filter(getenv("TEST_FILTER"));
     return cmocka_run_group_tests(tests, NULL, NULL);
