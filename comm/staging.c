@@ -124,7 +124,7 @@ void fcdp__staging_init(fcdp_staging *staging) {
 
 void fcdp__staging_destroy(fcdp_stream_set *set) {
     fcdp_staging *staging = &set->staging;
-    if (set->engine->drv) fcdp__staging_trim(set);
+    if (set->engine->drv && staging->range) fcdp__staging_trim(set);
     for (int h = 0; h < 2; h++) {
         if (staging->filled[h]) fcdp__driver_event_destroy(set->engine->drv, staging->filled[h]);
         if (staging->emptied[h]) fcdp__driver_event_destroy(set->engine->drv, staging->emptied[h]);

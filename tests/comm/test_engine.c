@@ -633,6 +633,28 @@ static void test_a_mapping_that_is_left_to_the_engine_shows_stale_accesses(void 
     }
 }
 
+/* A second model's: the driver refuses one after another. */
+static void test_streams_that_cannot_be_made(void **state) {
+    (void)state;
+    cluster *c = start(&one_group);
+    member *m = &c->members[0];
+    fcdp_status status = FCDP_ERR_DRIVER;
+    unsigned n = 0;
+    while (status) {
+        fcdp_transport transport = m->comm->transport;
+        fcdp_comm *second;
+        transport.destroy = NULL;
+        transport.on_failure = NULL;
+        assert_ok(fcdp_comm_create(m->engine, &m->topology, &transport, &second));
+        simgpu_fail_nth("cuStreamCreateWithPriority", ++n, 2);
+        status = fcdp_comm_set_streams(second, NULL);
+        simgpu_fail_nth(NULL, 0, 0);
+        fcdp_comm_destroy(second);
+    }
+    assert_true(n > 2);
+    end(c);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_is_left_to_others_is_device_memory_of_a_gpu),
@@ -651,6 +673,7 @@ int main(void) {
         cmocka_unit_test(test_a_store_that_fails_keeps_the_pages),
         cmocka_unit_test(test_forked_child_touches_nothing),
         cmocka_unit_test(test_every_mix_of_fates),
+        cmocka_unit_test(test_streams_that_cannot_be_made),
         cmocka_unit_test(test_a_copy_in_host_memory_for_each_numa_node),
     };
     cmocka_set_test_filter(getenv("TEST_FILTER"));
