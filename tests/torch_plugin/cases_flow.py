@@ -342,6 +342,8 @@ for where in ("in_forward", "after_a_block", "in_the_head", "in_backward"):
     case(interrupted(where, False), name=f"exception_{where}")
     case(interrupted(where, True), name=f"exception_{where}_then_reset")
 case(interrupted("in_forward", False, evaluate=True), name="exception_in_evaluation")
+for where in ("after_a_block", "in_the_head", "in_backward"):
+    case(interrupted(where, False, loads=True), name=f"exception_{where}_then_load")
 case(interrupted("in_backward", True, loads=True), name="exception_in_backward_then_reset_and_load")
 case(interrupted("in_backward", False, averages=True), name="exception_in_backward_then_weights_averaged")
 

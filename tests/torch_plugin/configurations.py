@@ -106,6 +106,8 @@ NAMED = (
     "edits_on_one_rank_between_forward_and_backward",
     "edits_raw_between_micro_batches",
     "edits_uncounted_between_micro_batches",
+    "exception_in_backward_then_load",
+    "exception_in_the_head_then_load",
     "ema_swap_data_with_grad_enabled",
     "fsdp1_bf16_orig",
     "fsdp1_edits_data_orig",
@@ -132,6 +134,8 @@ THERE = {name: case for name, case in TRAINED.items() if not any(re.search(why, 
 # Of these the simulated device has one more mapping or policy each (test_on_sim.py).
 OF_STREAMS = (
     "checkpoint_around_reentrant",
+    "exception_in_backward_then_load",
+    "exception_in_the_head_then_load",
     "frozen_groups",
     "fsdp1_bf16_orig",
     "fsdp1_full_shard",

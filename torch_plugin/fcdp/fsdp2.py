@@ -413,6 +413,7 @@ def _mismatches(
         ),
         getattr(state_module, "FSDPState", None): (
             "_lazy_init",
+            "_pre_forward",
             "_root_pre_forward",
             "_register_root_post_backward_final_callback",
         ),
@@ -444,7 +445,7 @@ def install(state_module: ModuleType) -> None:
     _patch_collectives(collectives, group_module, param_module)
     fsdp2_reduce.install(group_module, _param_name, _gathers_nothing)
     _patch_group(group_module.FSDPParamGroup)
-    _patch_state(state_module.FSDPState)
+    _patch_state(state_module.FSDPState, state_module.TrainingState)
     whole.install()
     seam.watch_optimizers()
     seam.watch_groups()
@@ -577,7 +578,7 @@ def _patch_group(cls: type) -> None:
         wrap(cls, "_reset_iter_state")(forgets_prefetch)
 
 
-def _patch_state(cls: type) -> None:
+def _patch_state(cls: type, training: Any) -> None:
     @wrap(cls, "_lazy_init")
     def lazy_init(original, self):
         is_new = self._is_root is None
@@ -590,20 +591,32 @@ def _patch_state(cls: type) -> None:
             for group in param_groups:
                 group._fcdp_tree = tree
 
-    @wrap(cls, "_root_pre_forward")
-    def root_pre_forward(original, self, *args, **kwargs):
-        context = self._state_ctx
-        inside = context.iter_forward_root not in (None, self) and not self._is_root
-        event = getattr(context, "post_optim_event", None)
-        result = original(self, *args, **kwargs)
-        if event is not None and self._device.type != "cpu":  # FSDP2 gathers behind it; FCDP, on the current stream
-            seam.current_stream(self._device).wait_event(event)
+    def is_inside(self):
+        return self._state_ctx.iter_forward_root not in (None, self) and not self._is_root
+
+    def begin_forward(self):
         # A forward inside of the tree's own backward recomputes what that backward needs. A backward that raised
         # has left its mark too, so it must be under way.
         tree, queued = self._state_ctx._fcdp_tree, self._state_ctx.post_backward_final_callback_queued
-        if not inside and not (queued and in_backward()):
+        if not (queued and in_backward()):
             tree.interrupted = queued
             seam.begin_forward(tree)
+
+    @wrap(cls, "_pre_forward")
+    def pre_forward(original, self, *args, **kwargs):
+        # A pass that raised is still under way for FSDP2, which goes on in it: there is no `_root_pre_forward`.
+        if self._training_state in (training.FORWARD, training.PRE_BACKWARD) and not is_inside(self):
+            begin_forward(self)
+        return original(self, *args, **kwargs)
+
+    @wrap(cls, "_root_pre_forward")
+    def root_pre_forward(original, self, *args, **kwargs):
+        inside, event = is_inside(self), getattr(self._state_ctx, "post_optim_event", None)
+        result = original(self, *args, **kwargs)
+        if event is not None and self._device.type != "cpu":  # FSDP2 gathers behind it; FCDP, on the current stream
+            seam.current_stream(self._device).wait_event(event)
+        if not inside:
+            begin_forward(self)
         return result
 
     @wrap(cls, "_register_root_post_backward_final_callback")
