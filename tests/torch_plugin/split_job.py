@@ -1,5 +1,6 @@
-"""One rank of test_split.py: state dicts of a model with split layers, between it and the model that is not split. argv: the
-folder. Each rank writes what does not hold."""
+"""One rank of test_split.py: state dicts of a model with split layers, between it and the model that is not split; and what
+one with adapters trains to. argv: the folder. Each rank writes what does not hold. With TEST_DEVICE=sim, parameters are
+offloaded to the CPU, and the process group is the device's alone, as NCCL's is."""
 
 import json
 import os
@@ -18,11 +19,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 import compat
 import fcdp
+import place
 
 OUT = pathlib.Path(sys.argv[1])
 RANK = int(os.environ["RANK"])
@@ -87,6 +89,86 @@ def trained(model):
     optimizer.step()
     optimizer.zero_grad()
     return optimizer
+
+
+def loads_in_place(mesh):
+    """dcp.load() into a state dict that nobody keeps: written to the copies alone."""
+    dcp.save({"model": made(1, mesh).state_dict()}, checkpoint_id=OUT / "in_place")
+
+    def resume(model):
+        dcp.load({"model": model.state_dict()}, checkpoint_id=OUT / "in_place")
+
+    model = made(2, mesh)
+    resume(model)
+    raises(RuntimeError, "pass the state dict to load_state_dict()", "a lost load", model, torch.ones(1, 8))
+    raises(RuntimeError, "pass the state dict to load_state_dict()", "a lost load, again", model, torch.ones(1, 8))
+    raises(RuntimeError, "pass the state dict to load_state_dict()", "a lost load, then saved", model.state_dict)
+    model.load_state_dict(whole(3))
+    has(model, whole(3), "after a lost load")
+    first, second = model.state_dict(), model.state_dict()
+    dcp.load({"model": first}, checkpoint_id=OUT / "in_place")
+    raises(RuntimeError, "pass the state dict to load_state_dict()", "an earlier state dict", model, torch.ones(1, 8))
+    model.load_state_dict(first)
+    del second
+    has(model, whole(1), "an earlier state dict")
+
+
+class Adapted(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base_layer = base
+        self.down, self.up = nn.Linear(base.in_features, 4, bias=False), nn.Linear(4, base.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base_layer(x) + self.up(self.down(x))
+
+
+def adapters(mesh):
+    """The losses of a frozen model whose split layers have adapters, as bits; about those of the whole layers."""
+    losses = {True: [], False: []}
+    for split, of in losses.items():
+        torch.manual_seed(5)
+        model = Net().requires_grad_(False)
+        model.first, model.head = Adapted(model.first), Adapted(model.head)
+        for layer in (model.first, model.head):
+            for part in fcdp.split(layer.base_layer, 3) if split else ():
+                fully_shard(part, mesh=mesh)
+            fully_shard(layer, mesh=mesh)
+        compat.sum_only(fully_shard(model, mesh=mesh))
+        optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-2)
+        for _ in range(4):
+            loss = model(torch.linspace(-1, RANK, 40).view(5, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            of.append(loss.item())
+    expect(torch.allclose(*map(torch.tensor, losses.values()), rtol=1e-5), f"adapters: {losses}")
+    expect(len(set(losses[True])) == 4, "the adapters train")
+    return [loss.hex() for loss in losses[True]]
+
+
+def offloaded():
+    dist.init_process_group("simgloo")
+    mesh, policy = init_device_mesh("sim", (dist.get_world_size(),)), CPUOffloadPolicy(pin_memory=False)
+    split, other = made(1, mesh, offload_policy=policy), made(2, mesh, split=False, offload_policy=policy)
+
+    def is_on(model, seed, what):
+        on_cpu, x = model.state_dict(), torch.ones(5, 8, device="sim")
+        expect(all(value.device.type == "cpu" for value in on_cpu.values()), f"{what}: devices")
+        full = get_model_state_dict(model, options=FULL)
+        expect(all(torch.equal(full[name].cpu(), value) for name, value in whole(seed).items()), f"{what}: values")
+        out = model(x)
+        reference = Net()
+        reference.load_state_dict(whole(seed))
+        expect(torch.allclose(out.cpu(), reference(x.cpu()), atol=1e-6), f"{what}: outputs")
+
+    is_on(split, 1, "as it was made")
+    for assign in (False, True):
+        split.load_state_dict(made(3 + assign, mesh, split=False, offload_policy=policy).state_dict(), assign=assign)
+        is_on(split, 3 + assign, "whole to split")
+    other.load_state_dict(split.state_dict())
+    is_on(other, 4, "split to whole")
+    finish()
 
 
 def exchange(name, mesh, **kwargs):
@@ -168,11 +250,16 @@ def main():
     checkpoints(mesh)
     optimizers(mesh)
     refusals(mesh)
+    loads_in_place(mesh)
     one_group(mesh)
     served = [group["name"] for group in fcdp.stats()["groups"]] if os.environ.get("FCDP") == "1" else []
-    (OUT / f"rank{RANK}.json").write_text(json.dumps({"wrong": wrong, "served": served}))
+    finish(served=served, adapted=adapters(mesh))
+
+
+def finish(**found):
+    (OUT / f"rank{RANK}.json").write_text(json.dumps({"wrong": wrong, **found}))
     dist.barrier()
     dist.destroy_process_group()
 
 
-main()
+offloaded() if place.KIND == "sim" else main()

@@ -3,6 +3,7 @@ linear_layers_in_parts. Memory: tests/torch_sim/test_split_peak.py.)"""
 
 import copy
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -171,17 +172,92 @@ def test_no_module_is_no_layer():
         fcdp.split(torch.ones(3), 2)
 
 
-@pytest.mark.parametrize("on", "01")
-def test_state_dicts_are_those_of_the_whole_model(on, tmp_path):
-    """Between 4 ranks: DTensors, full ones and checkpoints, in both directions."""
-    job = launch.forked(
-        launch.HERE / "split_job.py",
-        [tmp_path],
-        tmp_path,
-        {"FCDP": on, **({"FCDP_LOCAL_SIZE": "2", "FCDP_TIMEOUT": "60"} if on == "1" else {})},
-    )
+def test_a_copy_that_was_written_to_is_seen_and_its_memory_is_not_kept():
+    _, split = pair(3, rows=300)
+    state = split.state_dict()
+    died = weakref.ref(state["weight"])
+    del state
+    assert died() is None
+    split(torch.ones(1, 48))
+    view = split.state_dict()["bias"][5:]
+    split(torch.ones(1, 48))
+    view.zero_()
+    del view
+    for use in (lambda: split(torch.ones(1, 48)), split.state_dict) * 2:
+        with pytest.raises(RuntimeError, match="the bias .* pass the state dict to load_state_dict()"):
+            use()
+    split.load_state_dict({"weight": torch.ones(300, 48)}, strict=False)
+    with pytest.raises(RuntimeError, match="the bias"):
+        split(torch.ones(1, 48))
+    split.load_state_dict({"bias": torch.ones(300)}, strict=False)
+    assert (split(torch.ones(1, 48)) == 49).all()
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_dict_that_was_loaded_is_written_to_again(assign):
+    """Where it is assigned it has become the parameters, which the optimizer writes to."""
+    _, split = pair(3, rows=300)
+    state = split.state_dict()
+    state["weight"].zero_()
+    split.load_state_dict(state, assign=assign)
+    split(torch.ones(1, 48))
+    state["weight"].fill_(1)
+    if assign:
+        assert (split.state_dict()["weight"] == 1).all()
+    else:
+        with pytest.raises(RuntimeError, match="the weight"):
+            split(torch.ones(1, 48))
+
+
+def test_a_copy_made_in_inference_mode_is_seen_to_be_written_to():
+    _, split = pair(3, rows=300)
+    with torch.inference_mode():
+        split.state_dict()["weight"].zero_()
+        with pytest.raises(RuntimeError, match="the weight"):
+            split(torch.ones(1, 48))
+
+
+def test_checks_do_not_add_up():
+    _, split = pair(3, rows=300)
+    states = [split.state_dict() for _ in range(3)]
+    assert [len(copies) for copies in split._saved.values()] == [3, 3]
+    del states
+    split(torch.ones(1, 48))
+    assert not any(split._saved.values())
+
+
+def started(folder, env):
+    job = launch.forked(launch.HERE / "split_job.py", [folder], folder, env)
     assert job.returncode == 0, job.output[-6000:]
+    return job
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    """Between 4 ranks, without FCDP and with it."""
+    with_fcdp = {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TIMEOUT": "60"}
+    return {env["FCDP"]: started(tmp_path_factory.mktemp("split"), env) for env in ({"FCDP": "0"}, with_fcdp)}
+
+
+@pytest.mark.parametrize("on", "01")
+def test_state_dicts_are_those_of_the_whole_model(on, jobs):
+    """Between 4 ranks: DTensors, full ones and checkpoints, in both directions."""
+    job = jobs[on]
     assert job.output.count("fully_shard was not applied to each of these") == 1  # by rank 0
     assert [rank["wrong"] for rank in job.ranks] == [[]] * 4
     for rank in job.ranks:
         assert ("head.parts.3" in rank["served"]) == (on == "1")
+
+
+def test_adapters_over_split_layers_train_the_same_bits(jobs):
+    plain, fcdp = ([rank["adapted"] for rank in jobs[on].ranks] for on in "01")
+    assert plain == fcdp
+
+
+@pytest.mark.usefixtures("sim_built")
+@pytest.mark.parametrize("on", "01")
+def test_state_dicts_of_what_is_offloaded(on, tmp_path):
+    """Where collectives are the device's alone."""
+    env = {"FCDP_LOCAL_SIZE": "2", "FCDP_TRANSPORT": "torch", "FCDP_TIMEOUT": "60"} if on == "1" else {}
+    job = started(tmp_path, {"FCDP": on, "TEST_DEVICE": "sim", "FCDP_SIM_RACES": "1", **env})
+    assert [rank["wrong"] for rank in job.ranks] == [[]] * 4

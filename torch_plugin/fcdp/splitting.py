@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn as nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from fcdp import words
 
@@ -148,13 +149,7 @@ class SplitLinear(nn.Module):
         return out
 
     def _check(self) -> None:
-        for name, (reference, version) in self._saved.items():
-            tensor = reference()
-            if tensor is not None and _version(tensor) != version:
-                raise RuntimeError(
-                    f"the {name} that state_dict() gave of a split layer has been written to; it is a copy, "
-                    "so pass the state dict to load_state_dict()"
-                )
+        self._check_copies()
         if self._is_new:
             self._is_new = False
             self._refuse_wrapped()
@@ -164,6 +159,15 @@ class SplitLinear(nn.Module):
                 words.say(
                     f"a layer was split into {len(self.parts)} parts, but fully_shard was not applied to each of these: "
                     "they are gathered together, which saves no memory"
+                )
+
+    def _check_copies(self) -> None:
+        for name, copies in self._saved.items():
+            self._saved[name] = [copy for copy in copies if not copy.is_done()]
+            if any(copy.is_written() for copy in copies):
+                raise RuntimeError(
+                    f"the {name} that state_dict() gave of a split layer has been written to; it is a copy, "
+                    "so pass the state dict to load_state_dict() (after torch.distributed.checkpoint.load(), too)"
                 )
 
     def extra_repr(self) -> str:
@@ -178,12 +182,13 @@ class SplitLinear(nn.Module):
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         if args:
             raise TypeError("state_dict() of a split layer takes keyword arguments alone")
+        self._check_copies()  # what was written is not in what this one gives
         own = super().state_dict(prefix=prefix, keep_vars=keep_vars)
         for name in self._names():
             rows = [own.pop(f"{prefix}parts.{i}.{name}") for i in range(len(self.parts))]
-            with torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad():  # inference mode's tensors do not count writes
                 whole = own[prefix + name] = _joined(rows, self.out_features, prefix + name)
-            self._saved[name] = weakref.ref(whole), _version(whole)
+            self._saved.setdefault(name, []).append(_Copy(whole))
         if destination is None:
             return own
         destination.update(own)
@@ -222,11 +227,18 @@ class SplitLinear(nn.Module):
                 rows = own
             else:
                 rows = _rows(whole, own, prefix + name)
+                self._are_loaded(name, local_metadata.get("assign_to_params_buffers", False))
             state_dict.update(zip(keys, rows))
-        self._saved.clear()
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
+
+    def _are_loaded(self, name: str, is_assigned: bool) -> None:
+        """What has been written to the copies is what is loaded, or would be gone by it."""
+        if is_assigned:
+            self._saved.pop(name, None)  # one of them may be the parameter now
+        for copy in self._saved.get(name, ()):
+            copy.accept()
 
     def _names(self) -> list[str]:
         self._refuse_wrapped()
@@ -246,9 +258,26 @@ def _is_distributed(tensor: torch.Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def _version(tensor: torch.Tensor) -> int:
-    local = tensor.to_local() if _is_distributed(tensor) else tensor
-    return 0 if local.is_inference() else local._version
+class _Copy:
+    """Of a tensor that state_dict() gave, whether it has been written to: also when nobody has it any more. What was
+    written is not taken over: parameters may have changed since, and ranks would have to agree."""
+
+    def __init__(self, tensor: Any):
+        local = tensor.to_local() if _is_distributed(tensor) else tensor
+        self._counter = local.detach()  # has the version counter of `local`,
+        self._counter.data = local.new_empty(0)  # and none of its memory
+        self._storage = StorageWeakRef(local.untyped_storage())
+        self.accept()
+
+    def accept(self) -> None:
+        self._version = self._counter._version
+
+    def is_written(self) -> bool:
+        return self._counter._version != self._version
+
+    def is_done(self) -> bool:
+        """It has not been written to, and nobody has it any more, nor a view of it, to do so."""
+        return self._storage.expired() and not self.is_written()  # in this order, as other threads may write
 
 
 def _row_dim(tensor: Any, name: str) -> int | None:
@@ -277,9 +306,12 @@ def _empty_like(rows: Any, n: int) -> Any:
     if dim is not None:
         begin, end = _extent(n, rows.device_mesh.size(dim), rows.device_mesh.get_local_rank(dim))
     shape = (n, *rows.shape[1:])
-    local = local.new_empty(end - begin, *local.shape[1:])
+    meta = local.new_empty(
+        end - begin, *local.shape[1:], device="meta"
+    )  # from_local() moves others to the mesh's device
     stride = (rows.shape[1], 1) if len(shape) == 2 else (1,)
-    return DTensor.from_local(local, rows.device_mesh, rows.placements, run_check=False, shape=shape, stride=stride)
+    empty = DTensor.from_local(meta, rows.device_mesh, rows.placements, run_check=False, shape=shape, stride=stride)
+    return torch.empty_like(empty, device=local.device)
 
 
 def _joined(rows: list[Any], n: int, name: str) -> Any:
@@ -300,13 +332,19 @@ def _joined(rows: list[Any], n: int, name: str) -> Any:
     return whole
 
 
+def _collective_device(tensor: Any) -> torch.device:
+    """Where collectives of a DTensor run: CPUOffloadPolicy keeps it on the host, and the process group may be NCCL's."""
+    device, kind = tensor.to_local().device, tensor.device_mesh.device_type
+    return device if device.type == kind else torch.device(kind)
+
+
 def _gathered(part: Any, dim: int) -> torch.Tensor:
     """All rows of a part, each with the columns that this rank has."""
     from torch.distributed.tensor import Replicate
 
     placements = list(part.placements)
     placements[dim] = Replicate()
-    return part.redistribute(placements=placements).to_local()
+    return part.to(_collective_device(part)).redistribute(placements=placements).to_local()
 
 
 def _copy_overlap(to: torch.Tensor, to_rows: tuple[int, int], of: torch.Tensor, of_rows: tuple[int, int]) -> None:
@@ -378,7 +416,7 @@ def _receive(
         begin, end = max(has[0], place[0]), min(has[1], place[1])
         if begin >= end:
             continue
-        sent = local.new_empty(end - begin, *local.shape[1:])
+        sent = local.new_empty(end - begin, *local.shape[1:], device=_collective_device(whole))
         if rank == me:
             sent.copy_(theirs[begin - has[0] : end - has[0]])
         dist.broadcast(sent, src=dist.get_global_rank(group, rank), group=group)
