@@ -1,5 +1,5 @@
 """One rank of test_reduce.py: what it says to do, its results in a file for each rank. argv: the folder, then `train`,
-`sums` or `no_sync`."""
+`sums`, `no_sync`, `different` or `factors`."""
 
 import contextlib
 import hashlib
@@ -172,7 +172,7 @@ class Products(nn.Module):
 
     def forward(self, x, used, idle):
         """`idle` are parts through which autograd passes without a gradient for them."""
-        return sum(self.parts[i](x) for i in used) + sum(self.parts[i](x, False) for i in idle)
+        return sum(self.parts[i](x, i in used) for i in sorted([*used, *idle]))
 
 
 class NoSync:
@@ -247,6 +247,65 @@ def kept_by_fsdp1(use_orig_params):
     return {"wrong": wrong, "elements": [kept, 3 * job.SIZE]}
 
 
+def accumulated(model, micro_batches, change=lambda model: None, divisor=None, dtype=torch.float32):
+    """Which parts have other gradients than the ranks' sum, divided. `micro_batches`: for each, the parts that each rank
+    uses, of 0 and 1; the last one is synchronised, and behind `change`. Gradients are small integers, so a sum has the
+    same bits in any order."""
+    me, n, size = dist.get_rank(), dist.get_world_size(), model.parts[0].weight.shape[0]
+    expected, data = torch.zeros(3, size), torch.Generator().manual_seed(9)
+    for k, used in enumerate(micro_batches):
+        inputs = torch.randint(-8, 9, (n, size), generator=data).float()
+        for rank in range(n):
+            expected[used[rank]] += inputs[rank]
+        is_last = k == len(micro_batches) - 1
+        model.set_requires_gradient_sync(is_last)
+        if is_last:
+            change(model)
+        model(inputs[me], used[me], [i for i in range(3) if i not in used[me]]).backward()
+    expected = (expected.to(dtype) / (divisor or n)).float()
+    wrong = []
+    for i, part in enumerate(model.parts):
+        found = part.weight.grad
+        whole = None if found is None else found.full_tensor()
+        is_used = any(i in parts for used in micro_batches for parts in used)
+        if is_used != (whole is not None) or (is_used and not torch.equal(whole, expected[i])):
+            wrong.append(f"{micro_batches}, {divisor}: part {i}")
+    model.zero_grad()
+    return wrong
+
+
+def different_parameters():
+    """As experts of which each rank uses one: within one group, and each a group that all ranks run."""
+    one, other, both, none = [[0], [1], [0], [1]], [[1], [0], [1], [0]], [[0, 1]] * 4, [[]] * 4
+    wrong = []
+    for each in (False, True):
+        model = Products(13)
+        for part in model.parts if each else ():
+            fully_shard(part)
+        fully_shard(model)
+        for micro_batches in ([one, both], [one, other, both], [one, other, none], [[[0]] * 4, none, [[1]] * 4]) * 2:
+            wrong += accumulated(model, micro_batches)
+    return wrong
+
+
+def divided(factor, is_sum):
+    def change(model):
+        model.set_gradient_divide_factor(factor)
+        model.set_force_sum_reduction_for_comms(is_sum)
+
+    return change
+
+
+def factors():
+    """Which the last micro-batch alone decides."""
+    wrong, both = [], [[0, 1]] * 4
+    for dtype in (torch.float32, torch.float16):
+        model = fully_shard(Products(13), **policy(dtype, dtype))
+        for factor, is_sum in ((64.0, True), (None, False), (6.0, True), (4.0, False), (128.0, True)):
+            wrong += accumulated(model, [both] * 3, divided(factor, is_sum), factor, dtype)
+    return wrong
+
+
 def sums():
     """[dtype, is each element what it must be, is it what it was the first time]"""
     out = []
@@ -269,6 +328,8 @@ def main():
     dist.init_process_group("gloo")
     if what == "sums":
         result = {"sums": sums()}
+    elif what in ("different", "factors"):
+        result = {"wrong": different_parameters() if what == "different" else factors()}
     elif what == "no_sync":
         result = {"no_sync": [kept_by_fsdp1(use_orig_params) for use_orig_params in (False, True)]}
     else:

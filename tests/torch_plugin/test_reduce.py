@@ -110,6 +110,16 @@ def test_the_nodes_sums_are_added_in_their_order(tmp_path, size, wire):
         assert parameters / size <= gradients <= 1.1 * parameters / size
 
 
+@pytest.mark.parametrize("what", ["different", "factors"])
+def test_accumulation_is_plain_fsdp2s(tmp_path, what):
+    """Where the ranks of a node use different parameters in a micro-batch that is not synchronised; and where the divide
+    factor changes behind it."""
+    for rank in job(tmp_path, what, {**ON, "FCDP_LOCAL_SIZE": "2"}).ranks:
+        assert not rank["wrong"], rank["wrong"]
+        made = rank["stats"]["reductions"]
+        assert made["flat"] == 0 and made["kept"] > 0 and not made["reasons"], made
+
+
 def test_what_fsdp1_keeps_in_no_sync(tmp_path):
     """With both kinds of its parameters."""
     for rank in job(tmp_path, "no_sync", {**ON, "FCDP_LOCAL_SIZE": "2"}).ranks:

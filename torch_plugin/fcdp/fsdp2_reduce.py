@@ -4,6 +4,7 @@ within the node until a later micro-batch."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 from collections.abc import Callable
@@ -22,45 +23,87 @@ class _Here(threading.local):
 
     reduced: Any = None  # FSDPParamGroup whose gradients are reduced
     keeps = False  # within the node, until a later micro-batch
+    used: set[Any] = set()  # of its parameters, those with gradients, where it keeps
 
 
 _here = _Here()
 
 # What FSDP2's reduce-scatter takes.
 _REDUCE_SCATTER = ("self", "output_tensor", "input_tensor", "group", "op", "async_op")
+# What `_get_gradient_divide_factors` takes.
+_DIVIDES_BY = tuple(
+    "reduce_scatter_group all_reduce_group reduce_dtype device_type factor force_sum_reduction_for_comms".split()
+)
 
 
 class _Kept:
-    """The node's sums of gradients that have not crossed (reduce.py): rows of the parameters' shards, one for each node.
-    In FSDP2 without FCDP they are where nobody reads them either, as gradients of the unsharded parameters."""
+    """The node's sums of gradients that have not crossed (reduce.py): rows of the parameters' shards, one for each node,
+    divided by `divisor`. In FSDP2 without FCDP they are where nobody reads them either, as gradients of the unsharded
+    parameters.
 
-    def __init__(self, fsdp_params: list[Any], rows: torch.Tensor):
-        self.fsdp_params, self.rows = fsdp_params, rows
+    `fsdp_params` are the same on all ranks of a node. `used`: those that had gradients on this one, which FSDP2 would
+    reduce."""
 
-    def of(self, fsdp_params: list[Any], dtype: torch.dtype) -> torch.Tensor:
-        """For these parameters, which are more or the same ones; zeros where nothing is kept. On the current stream."""
+    def __init__(self, fsdp_params: list[Any], used: set[Any], rows: torch.Tensor, divisor: float):
+        self.fsdp_params, self.used, self.rows, self.divisor = fsdp_params, used, rows, divisor
+
+    def of(self, fsdp_params: list[Any], dtype: torch.dtype, divisor: float) -> torch.Tensor:
+        """For these parameters, divided by `divisor`; zeros where nothing is kept. On the current stream."""
+        mine = self._divided_by(divisor)
         if fsdp_params == self.fsdp_params:
-            return self.rows.to(dtype)
-        sizes = [p.padded_sharded_param_size.numel() for p in fsdp_params]
-        rows = self.rows.new_zeros(len(self.rows), sum(sizes), dtype=dtype)
-        places = dict(zip(fsdp_params, rows.split(sizes, dim=1)))
-        for fsdp_param, part in zip(
-            self.fsdp_params, self.rows.split([p.padded_sharded_param_size.numel() for p in self.fsdp_params], dim=1)
-        ):
-            places[fsdp_param].copy_(part)
+            return mine.to(dtype)
+        rows = mine.new_zeros(len(mine), sum(_sizes(fsdp_params)), dtype=dtype)
+        places = dict(zip(fsdp_params, rows.split(_sizes(fsdp_params), dim=1)))
+        for fsdp_param, part in zip(self.fsdp_params, mine.split(_sizes(self.fsdp_params), dim=1)):
+            if fsdp_param in places:  # else no rank had a gradient of it
+                places[fsdp_param].copy_(part)
         return rows
+
+    def _divided_by(self, divisor: float) -> torch.Tensor:
+        """FSDP2 divides what it has accumulated as the last micro-batch says. Exact for powers of two; else rounded once,
+        in float32 at least."""
+        if divisor == self.divisor:
+            return self.rows
+        return self.rows.to(torch.promote_types(self.rows.dtype, torch.float32)) * (self.divisor / divisor)
+
+
+def _sizes(fsdp_params: list[Any]) -> list[int]:
+    return [p.padded_sharded_param_size.numel() for p in fsdp_params]
+
+
+@functools.cache
+def _knows_divisor() -> bool:
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
+    return seam.begins(getattr(collectives, "_get_gradient_divide_factors", None), _DIVIDES_BY)
+
+
+def _divisor(bound: dict[str, Any], n_within: int) -> float:
+    """What foreach_reduce, called with these arguments, divides gradients by before they cross. `n_within`: a node's
+    ranks."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
+    factor = bound["gradient_divide_factor"]
+    before, _, op, _ = collectives._get_gradient_divide_factors(
+        bound["reduce_scatter_group"],
+        bound["all_reduce_group"],
+        bound["reduce_dtype"],
+        bound["device"].type,
+        factor,
+        bound.get("force_sum_reduction_for_comms", False),
+    )
+    if op == dist.ReduceOp.SUM:
+        return before or 1.0
+    return n_within if op == dist.ReduceOp.AVG else factor
 
 
 class _InSteps:
     """FSDP2's reduce-scatter in two steps (reduce.py), in memory from `own`, FSDP2's own, which runs for operations that
-    the reducer does not serve. `kept`: what is added between the steps."""
+    the reducer does not serve. `kept_rows`: of a dtype, what is added between the steps."""
 
-    def __init__(self, own: Any, reducer: reduce.Reducer, fsdp_params: list[Any], kept: _Kept | None):
-        self.own, self.reducer, self.fsdp_params, self.kept = own, reducer, fsdp_params, kept
+    def __init__(self, own: Any, reducer: reduce.Reducer, kept_rows: Callable[[torch.dtype], torch.Tensor | None]):
+        self.own, self.reducer, self.kept_rows = own, reducer, kept_rows
         self.allocate = own.allocate
-
-    def kept_rows(self, dtype: torch.dtype) -> torch.Tensor | None:
-        return None if self.kept is None else self.kept.of(self.fsdp_params, dtype)
 
     def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
         if not self.reducer.serves(op):
@@ -97,24 +140,32 @@ class _OfOne:
         return 1
 
 
-def _unsharded_gradient(fsdp_param: Any) -> torch.Tensor | None:
+def _is_trained(fsdp_param: Any) -> bool:
     param = getattr(fsdp_param, "_unsharded_param", None)
-    return param.grad if param is not None else None
+    return param is not None and param.requires_grad
+
+
+def _with_gradient(param_group: Any) -> set[Any]:
+    return {p for p in param_group.fsdp_params if _is_trained(p) and p.unsharded_param.grad is not None}
 
 
 def _keeps(param_group: Any, gathers_nothing: Callable[[Any], str | None]) -> bool:
     """Does this micro-batch's backward end with the node's sums? It is one without gradient synchronisation, whose
-    unsharded gradients FSDP2 would keep; not where parameters stay unsharded, as a program may read those then."""
+    unsharded gradients FSDP2 would keep; not where parameters stay unsharded, as a program may read those then. The same
+    answer on all ranks, also where they use different parameters: none of it is about gradients that are there."""
     from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
 
     if param_group.reduce_grads or not reduce.is_on() or not param_group.reshard_after_backward:
         return False
     can = hasattr(param_group, "_get_unsharded_grad_to_reduce") and hasattr(param_group, "_post_backward_pending")
+    can = can and _knows_divisor()
     if not can or isinstance(param_group.mesh_info, DDPMeshInfo) or gathers_nothing(param_group):
         return False
-    has_any = any(_unsharded_gradient(fsdp_param) is not None for fsdp_param in param_group.fsdp_params)
-    if not has_any and not getattr(param_group, "reduce_scatter_unused_params", False):
-        return False  # it was not used
+    trained = [fsdp_param for fsdp_param in param_group.fsdp_params if _is_trained(fsdp_param)]
+    if not trained or not param_group.is_unsharded:
+        return False  # its modules did not run
+    if any(fsdp_param.unsharded_grad_dtype is None for fsdp_param in trained):
+        return False  # gradients are of any dtype, which a rank without them does not know
     reducer = _reducer(param_group, param_group._reduce_scatter_process_group, param_group._reduce_scatter_comm)
     return reducer is not None and reducer.within.size > 1
 
@@ -178,7 +229,12 @@ def install(
                 f"fcdp: {names()}: gradients of earlier micro-batches are kept for a reduce-scatter of its own"
             )
         if reducer is not None:
-            bound["reduce_scatter_comm"] = (_WithinNode if keeps else _InSteps)(comm, reducer, fsdp_params, kept)
+            divisor = _divisor(bound, reducer.within.size) if keeps or kept is not None else 1.0
+
+            def kept_rows(dtype: torch.dtype) -> torch.Tensor | None:
+                return None if kept is None else kept.of(fsdp_params, dtype, divisor)
+
+            bound["reduce_scatter_comm"] = (_WithinNode if keeps else _InSteps)(comm, reducer, kept_rows)
             if keeps:
                 bound |= {"all_reduce_group": _OfOne, "all_reduce_grads": False, "partial_reduce_output": None}
             args, kwargs = call.args, call.kwargs
@@ -188,32 +244,42 @@ def install(
             *result, rows = result
             if rows is None or rows.nbytes != bytes_ * reducer.n_nodes:
                 raise RuntimeError(f"fcdp: {seam.unknown_torch('FSDP2', 'foreach_reduce')}, or set FCDP_REDUCE=flat")
-            of._fcdp_kept = _Kept(fsdp_params, rows.view(reducer.n_nodes, rows.numel() // reducer.n_nodes))
+            used = _here.used if kept is None else kept.used | _here.used
+            rows = rows.view(reducer.n_nodes, rows.numel() // reducer.n_nodes)
+            of._fcdp_kept = _Kept(fsdp_params, used, rows, divisor)
             return (*result, None)
         return result
 
     @wrap(cls, "post_backward")
     def post_backward(original, self, *args):
         keeps = _keeps(self, gathers_nothing)
-        outer, _here.reduced, _here.keeps = (_here.reduced, _here.keeps), self, keeps
+        outer = _here.reduced, _here.keeps, _here.used
+        _here.reduced, _here.keeps, _here.used = self, keeps, _with_gradient(self) if keeps else set()
         try:
             if not keeps:
-                return original(self, *args)
+                original(self, *args)
+                if self.reduce_grads:  # what is left is of parameters that this rank has never used
+                    self._fcdp_kept = None
+                return
             self.reduce_grads = True
             try:
-                return original(self, *args)
+                original(self, *args)
             finally:
                 self.reduce_grads, self._post_backward_pending = False, True
         finally:
-            _here.reduced, _here.keeps = outer
+            _here.reduced, _here.keeps, _here.used = outer
 
     if hasattr(cls, "_get_unsharded_grad_to_reduce"):  # in torch 2.15
 
         @wrap(cls, "_get_unsharded_grad_to_reduce")
         def gradient_to_reduce(original, self, fsdp_param):
-            """A parameter that this micro-batch did not use may have gradients of earlier ones."""
-            found, kept = original(self, fsdp_param), self.__dict__.get("_fcdp_kept")
-            if found is None and kept is not None and fsdp_param in kept.fsdp_params:
+            """A parameter that this micro-batch did not use may have gradients of earlier ones. What is kept has all of them,
+            as other ranks of the node may have used others."""
+            kept = self.__dict__.get("_fcdp_kept")
+            if _here.keeps and not _is_trained(fsdp_param) and (kept is None or fsdp_param not in kept.fsdp_params):
+                return None
+            found = original(self, fsdp_param)
+            if found is None and (_here.keeps or (kept is not None and fsdp_param in kept.used)):
                 return fsdp_param.unsharded_zero_grad_data
             return found
 
