@@ -85,7 +85,8 @@ void fcdp__member_resharded(fcdp_member *member) {
 }
 
 /* Not beyond a group that the program holds unsharded already, nor one that the ranks have not agreed on in
- * this pass: what is begun there could be begun on this rank alone. */
+ * this pass: what is begun there could be begun on this rank alone. Nor to one that the program has ceased to
+ * use, which the last group of a forward would have as its successor for good. */
 size_t fcdp__member_ahead(const fcdp_member *member, size_t depth, fcdp_member **ahead_out) {
     const fcdp_agreement *agreement = member->agreement;
     const fcdp_member *at = member;
@@ -93,7 +94,7 @@ size_t fcdp__member_ahead(const fcdp_member *member, size_t depth, fcdp_member *
     for (size_t i = 0; i < depth; i++) {
         fcdp_member *next = at->next;
         if (!next || next == member || next->agreement != agreement || next->live) break;
-        if (next->pass != agreement->pass || next->ask) break;
+        if (next->pass != agreement->pass || next->ask || !fcdp__member_was_used(next)) break;
         if (!next->ahead) ahead_out[n++] = next;
         at = next;
     }

@@ -30,6 +30,8 @@ typedef struct oracle {
     bool reduced[N_GROUPS]; /* and not asked for since */
     bool live[N_GROUPS], ahead[N_GROUPS];
     int last[N_TREES], next[N_GROUPS]; /* of the forward */
+    /* times that all groups were asked for; and how often they had been when this one was unsharded last */
+    int n_asked[N_TREES], used[N_GROUPS];
 } oracle;
 
 typedef struct world {
@@ -119,15 +121,20 @@ static void ask(world *w, int g, bool by_hand) {
         if (w->o.tree[other] == w->o.tree[g]) group_asked(w, other);
     EVERY_RANK(w, r) fcdp__agreement_agreed(&r->trees[w->o.tree[g]]);
     w->o.asked[w->o.tree[g]] = true;
+    w->o.n_asked[w->o.tree[g]]++;
 }
 
-/* The groups that followed last time, up to one that is in use or was not agreed on. */
+static bool was_used(const oracle *o, int g) {
+    return o->used[g] && o->n_asked[o->tree[g]] - o->used[g] <= 2;
+}
+
+/* The groups that followed last time, up to one that is in use, was not agreed on, or is used no more. */
 static int expected_ahead(const world *w, int g, int depth, int *ahead_out) {
     const oracle *o = &w->o;
     int n = 0;
     for (int at = g, i = 0; i < depth; i++) {
         int next = o->next[at];
-        if (next == NOBODY || next == g || o->live[next] || !o->agreed[next]) break;
+        if (next == NOBODY || next == g || o->live[next] || !o->agreed[next] || !was_used(o, next)) break;
         if (!o->ahead[next]) ahead_out[n++] = next;
         at = next;
     }
@@ -155,6 +162,7 @@ static void unshard(world *w, int g) {
     EVERY_RANK(w, r) fcdp__member_unsharded(&r->groups[g], forward);
     w->o.live[g] = true;
     w->o.ahead[g] = false;
+    w->o.used[g] = w->o.n_asked[t];
     if (!forward) return;
     if (w->o.last[t] != NOBODY && w->o.last[t] != g) w->o.next[w->o.last[t]] = g;
     w->o.last[t] = g;
@@ -192,6 +200,7 @@ static void group_moves(world *w, int g) {
     w->o.tree[g] = to;
     w->o.next[g] = NOBODY;
     w->o.agreed[g] = w->o.reduced[g] = false;
+    w->o.used[g] = 0;
 }
 
 static void one_event(world *w) {
@@ -271,6 +280,30 @@ static void test_a_micro_batch_asks_twice(void **state) {
     }
 }
 
+/* The last group of a forward is used no more: what has no successor would name it for good. */
+static void test_a_group_that_is_used_no_more_is_not_begun(void **state) {
+    (void)state;
+    fcdp_agreement tree;
+    fcdp_member groups[2] = {{0}}, *ahead[MAX_AHEAD];
+    size_t n[5];
+    fcdp__agreement_init(&tree);
+    for (int g = 0; g < 2; g++) fcdp__member_join(&groups[g], &tree);
+    for (int step = 0; step < 5; step++) {
+        fcdp__agreement_begin_forward(&tree);
+        for (int g = 0; g < 2; g++) fcdp__member_agreed(&groups[g]);
+        fcdp__agreement_agreed(&tree);
+        for (int g = 0; g < (step ? 1 : 2); g++) {
+            fcdp__member_unsharded(&groups[g], true);
+            fcdp__member_resharded(&groups[g]);
+        }
+        n[step] = fcdp__member_ahead(&groups[0], 3, ahead);
+    }
+    assert_int_equal(n[1], 1);
+    assert_int_equal(n[2], 1);
+    assert_int_equal(n[3], 0);
+    assert_int_equal(n[4], 0);
+}
+
 static void test_a_group_that_was_reduced_is_asked_for_alone(void **state) {
     (void)state;
     fcdp_agreement tree;
@@ -292,6 +325,7 @@ static void test_a_group_that_was_reduced_is_asked_for_alone(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_micro_batch_asks_twice),
+        cmocka_unit_test(test_a_group_that_is_used_no_more_is_not_begun),
         cmocka_unit_test(test_a_group_that_was_reduced_is_asked_for_alone),
         cmocka_unit_test(test_random_events),
     };
