@@ -23,11 +23,21 @@ static bool is_wanted(const fcdp_group *group) {
 }
 
 /* The tiers that keep a group do so whatever the options say (comm/moves.c). */
-bool fcdp__copy_may_outlive(const fcdp_group *group) {
+static bool may_stay(const fcdp_group *group) {
     const fcdp_options *options = &group->comm->engine->options;
     bool by_options = options->policy == FCDP_POLICY_NEXT_USE || options->tau > 0;
     bool by_tier = group->tier == FCDP_TIER_DEVICE || group->tier == FCDP_TIER_MAPPED;
-    return !by_host(group) && is_wanted(group) && (by_options || by_tier);
+    return by_options || by_tier;
+}
+
+bool fcdp__copy_may_outlive(const fcdp_group *group) {
+    return !by_host(group) && is_wanted(group) && may_stay(group);
+}
+
+/* Where the host computes and the node meets in host memory, each gather stores what it brings. */
+bool fcdp__copy_may_be_lost(const fcdp_group *group) {
+    bool is_stored = by_host(group) && group->comm->topology.node_size > 1 && !fcdp__group_by_slice(group);
+    return may_stay(group) && !is_stored;
 }
 
 bool fcdp__copy_is_first(const fcdp_group *group, int which) {

@@ -11,7 +11,7 @@
  * kernel reads them, in the order of the program's stream, and the host collects both answers at the
  * group's next vote. A copy that was written into is stale then, so all ranks gather it. No use comes in
  * between: a group that was resharded is asked for before its next unshard (use.c), if the votes said
- * that a copy of it may outlive its use on any rank (vote.h).
+ * that a copy of it may be lost on any rank (vote.h).
  */
 #ifndef FCDP_COPY_H
 #define FCDP_COPY_H
@@ -21,6 +21,10 @@
 /* May this rank keep a copy behind its use, or store it then, of which only the next vote can tell
  * whether it was written into? By the options and its tier, so that it is the same in each use. */
 bool fcdp__copy_may_outlive(const fcdp_group *group);
+/* May this rank have no valid copy behind a use, as the program wrote into the only one? One rank's program
+ * may do so alone, so all ranks ask before the next use wherever that is possible. By the options and its
+ * tier, too. */
+bool fcdp__copy_may_be_lost(const fcdp_group *group);
 /* Has the device not done this read of the group yet, of which there may be some later? A first use makes
  * both, whether or not they are needed, so that the memory of their tasks is pinned in the first step. */
 bool fcdp__copy_is_first(const fcdp_group *group, int which);

@@ -303,9 +303,9 @@ static fcdp_status store_behind_use(fcdp_group *group, uint32_t unstored, fcdp_s
     return status ? status : fcdp__store_now(group, unstored, after);
 }
 
-/* `written` is what all ranks were told alike, so all of them ask again. A write that only this rank's
- * bytes betray waits for the next agreement: on a device the bytes tell of it no earlier, so the group is
- * asked for before its next use where any rank may keep it. What cannot be stored stays on the device,
+/* The program of one rank may have written alone, and on a device the bytes tell of a write no earlier than
+ * the next vote. So where a copy may be lost to one, the group is asked for before its next use on all ranks,
+ * written or not; elsewhere host memory has what was gathered. What cannot be stored stays on the device,
  * whatever policy says. */
 fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool written) {
     fcdp_engine *engine = group->comm->engine;
@@ -325,7 +325,7 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
         status = fcdp__copy_ended(group, stream, &is_invalid);
     is_invalid = is_invalid || written;
     uint32_t stores = keeps ? unstored & fcdp__frozen_stores(group) : unstored;
-    if (written || group->outlives) fcdp__member_ask_again(&group->member);
+    if (group->may_be_lost || (is_invalid && unstored)) fcdp__member_ask_again(&group->member);
     if (is_invalid && unstored) { /* nowhere is what was gathered: the ranks gather it again */
         fcdp__region_invalidate(group->region, unstored);
         fcdp__validity_invalidate(group->validity);

@@ -155,7 +155,7 @@ fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
     }
     memcpy(group->votes, vote_out, n);
     vote_out[n + FCDP_VOTE_OFF_DEVICE] = 0;
-    vote_out[n + FCDP_VOTE_OUTLIVES] = fcdp__copy_may_outlive(group);
+    vote_out[n + FCDP_VOTE_MAY_BE_LOST] = fcdp__copy_may_be_lost(group);
     vote_out[n + FCDP_VOTE_NOT_ON_DISK] = !fcdp__frozen_is_asked(group);
     fcdp__region_state(group->region, &state);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
@@ -167,7 +167,7 @@ uint32_t fcdp_group_agree(fcdp_group *group, const uint8_t *agreed) {
     uint32_t n = group->layout->n_extents, missing = 0;
     memcpy(group->stale, agreed, n);
     group->not_on_device = agreed[n + FCDP_VOTE_OFF_DEVICE];
-    group->outlives = agreed[n + FCDP_VOTE_OUTLIVES];
+    group->may_be_lost = agreed[n + FCDP_VOTE_MAY_BE_LOST];
     group->frozen.agreed = !agreed[n + FCDP_VOTE_NOT_ON_DISK];
     fcdp__group_trace_stale(group);
     fcdp__member_agreed(&group->member);

@@ -7,7 +7,7 @@
  *     -> fcdp_group_begin (use.h)
  *
  * A vote is one byte per parameter, why its copy is stale here (validity.h), and two more: the region is
- * not on this rank's device; copies may outlive their uses here (copy.h). What is agreed stale crosses
+ * not on this rank's device; its copy may be lost here behind a use (copy.h). What is agreed stale crosses
  * the nodes. What is fresh, and not on the device of every rank, is restored on all of them together.
  *
  * A shard's bytes need not be there when the ranks agree: a program may free what it does not use, or
@@ -22,7 +22,7 @@
 #include "comm/validity.h"
 
 /* Behind the parameters' bytes of a vote. */
-enum { FCDP_VOTE_OFF_DEVICE, FCDP_VOTE_OUTLIVES, FCDP_VOTE_NOT_ON_DISK, FCDP_VOTE_MORE };
+enum { FCDP_VOTE_OFF_DEVICE, FCDP_VOTE_MAY_BE_LOST, FCDP_VOTE_NOT_ON_DISK, FCDP_VOTE_MORE };
 
 /* What the caller saw of the group's parameters: arrays of n_extents. */
 typedef struct fcdp_evidence {

@@ -277,6 +277,24 @@ def method_other_than_forward(run):
     run.finish(model)
 
 
+@case
+def a_block_used_twice_is_written_into_on_one_rank(run):
+    """In an evaluation, counted: a weight is clamped where a value of that rank's batch is too large."""
+    model = shard(Net(n_blocks=2))
+    model.order = [0, 1, 0]
+    optimizer = adamw(model)
+
+    def clamp(module, inputs):
+        if run.rank == 0 and not torch.is_grad_enabled():
+            module.weight.clamp_(-0.1, 0.1)
+
+    model.blocks[0].up.register_forward_pre_hook(clamp)
+    for _ in range(2):
+        run.step(model, optimizer)
+        run.evaluate(model)
+    run.finish(model, optimizer)
+
+
 class Broken(Exception):
     pass
 

@@ -97,6 +97,7 @@ NOT_THERE = {
 }
 # Cases that tests look at by their names, or which alone see through one of the wrong caches (test_mutants.py).
 NAMED = (
+    "a_block_used_twice_is_written_into_on_one_rank",
     "a_reduction_that_the_backend_refuses",
     "all_gather_extension_of_two_tensors",
     "all_gather_extension_that_gathers_a_subclass",
