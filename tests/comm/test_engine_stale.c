@@ -72,8 +72,8 @@ static void test_a_write_that_nobody_told_is_not_kept(void **state) {
         cluster_run(c, raw_write_body, &w);
         fcdp_engine_stats stats;
         fcdp_engine_stats_get(c->members[0].engine, &stats);
-        /* Else it comes back from host memory, as it was gathered: by slices it is not stored while it is kept.
-         * A device does not tell whether it was stored before the write. */
+        /* Else it comes back from host memory, as it was gathered: by slices it is not stored while it is
+         * kept. A device does not tell whether it was stored before the write. */
         bool is_stored = config.host_computes && config.restore == FCDP_RESTORE_WHOLE;
         bool gathers = config.tau[0] > 0 && !is_stored;
         assert_int_equal(stats.gathers.made, gathers ? 2 : 1);

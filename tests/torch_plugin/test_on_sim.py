@@ -32,7 +32,11 @@ NAMES.sort(key=lambda name: (name != "parameters_are_pickled", "pickled" not in 
 SIGNALLED = [
     name for name in NAMES if re.search("^(lora|frozen|checkpoint_(ar|wr|pa)|fsdp1_(cpu|full_sh|param|bf|tr))", name)
 ]
-KEPT = [name for name in NAMES if re.search("^(lora|accumulate|fsdp1_trains|reshard_after_forward|prefetch|whole_of_what)", name)]
+KEPT = [
+    name
+    for name in NAMES
+    if re.search("^(lora|accumulate|fsdp1_trains|reshard_after_forward|prefetch|whole_of_what)", name)
+]
 LARGE = [name for name in ("memory_whole_pages", "memory_odd_sizes") if ASKED.search(name)]  # of tensors of MiBs
 OF = {
     "sim-slots": in_one_mapping(NAMES, "slots"),
