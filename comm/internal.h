@@ -154,7 +154,7 @@ struct fcdp_group {
     uint64_t n_reads;      /* so far */
     uint64_t *read_pieces; /* n_extents: how many pieces each has among them */
     bool not_on_device;    /* agreed: it is not on the device of every rank */
-    bool may_be_lost; /* agreed: behind its use some rank may have no valid copy, or learn so with the next vote */
+    bool may_be_lost; /* agreed: some rank may have no valid copy behind its use, or learn so at the vote */
     /* of this rank's shards, by coalesce.c since the last begin; of them those that crossed as they are */
     size_t coalesced_bytes, coalesced_whole_bytes;
     size_t room_bytes; /* of the pool, as the driver said in this use; 0: not asked yet */
