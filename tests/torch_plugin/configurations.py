@@ -124,6 +124,7 @@ NAMED = (
     "step_in_backward_torch_block_twice",
     "tied_weights_in_a_list_of_modules",
     "two_parameter_groups_of_one_block",
+    "unsharded_storage_kept",
     "views_that_outlive_a_reshard",
     "whole_behind_uncounted_writes",
     "whole_behind_writes_on_one_rank",
