@@ -37,6 +37,9 @@ typedef struct memory_controller {
 
 static const memory_controller CGROUP_V2 = {"/sys/fs/cgroup", "memory.max", "memory.current",
                                             "inactive_file "};
+/* Above it processes are held up until what they use is reclaimed, and what FCDP pins never is. */
+static const memory_controller CGROUP_V2_HIGH = {"/sys/fs/cgroup", "memory.high", "memory.current",
+                                                 "inactive_file "};
 static const memory_controller CGROUP_V1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes",
                                             "memory.usage_in_bytes", "total_inactive_file "};
 /* v1 writes "no limit" as the largest page-aligned int64. */
@@ -92,6 +95,7 @@ fcdp_status fcdp__headroom_read(const char *root, fcdp_headroom *headroom_out) {
     snprintf(h.limit, sizeof h.limit, "the memory that this machine has left (MemAvailable)");
 
     if (fcdp__cgroup_find(root, "", group, sizeof group)) narrow_by_cgroup(root, &CGROUP_V2, group, &h);
+    if (fcdp__cgroup_find(root, "", group, sizeof group)) narrow_by_cgroup(root, &CGROUP_V2_HIGH, group, &h);
     if (fcdp__cgroup_find(root, "memory", group, sizeof group)) narrow_by_cgroup(root, &CGROUP_V1, group, &h);
     *headroom_out = h;
     return FCDP_OK;

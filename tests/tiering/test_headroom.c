@@ -39,6 +39,16 @@ static void the_tightest_ancestor_counts_and_its_cache_is_free(void **state) {
     assert_left(3072, "/sys/fs/cgroup/pods/job/memory.max");
 }
 
+static void what_slows_a_cgroup_down_counts(void **state) {
+    (void)state;
+    described_put("/proc/self/cgroup", "0::/pods/job\n");
+    described_put("/sys/fs/cgroup/pods/job/memory.max", "4294967296\n");
+    described_put("/sys/fs/cgroup/pods/job/memory.high", "3221225472\n");
+    described_put("/sys/fs/cgroup/pods/job/memory.current", "1073741824\n");
+    described_put("/sys/fs/cgroup/pods/memory.high", "max\n");
+    assert_left(2048, "/sys/fs/cgroup/pods/job/memory.high");
+}
+
 static void a_container_sees_its_own_cgroup_at_the_mount(void **state) {
     (void)state; /* the path names a cgroup of the host, which the container's mount does not show */
     described_put("/proc/self/cgroup", "0::/system.slice/docker-1234.scope\n");
@@ -92,6 +102,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         ROOTED(without_a_cgroup_the_machine_is_the_limit),
         ROOTED(the_tightest_ancestor_counts_and_its_cache_is_free),
+        ROOTED(what_slows_a_cgroup_down_counts),
         ROOTED(a_container_sees_its_own_cgroup_at_the_mount),
         ROOTED(version_1_counts_too),
         ROOTED(a_cgroup_over_its_limit_leaves_nothing),
