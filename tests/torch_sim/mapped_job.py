@@ -73,8 +73,13 @@ def train(device, mesh, name, between):
         optimizer.zero_grad()
         losses.append(loss.detach().item().hex())
         between(step)
+    whole = None
+    if name == "written":
+        with torch.no_grad():
+            model(ids)  # no agreement has looked at what this has written
+            whole = model.tokens.weight.full_tensor().double().sum().item().hex()
     torch.sim.synchronize()
-    return model, {"losses": losses, "parameters": training_job.hashed(model)}
+    return model, {"losses": losses, "whole": whole, "parameters": training_job.hashed(model)}
 
 
 def saw():

@@ -20,7 +20,10 @@ OTHERS = {
 
 
 def numbers(ranks):
-    return [[rank[case][what] for case in (*CASES, "written") for what in ("losses", "parameters")] for rank in ranks]
+    return [
+        [rank[case][what] for case in (*CASES, "written") for what in ("losses", "whole", "parameters")]
+        for rank in ranks
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,7 @@ def mapped(train):
 
 
 def test_training_is_plain_fsdps(plain, mapped):
-    assert plain[0][2] != plain[0][4] and numbers(mapped) == plain
+    assert plain[0][3] != plain[0][6] and numbers(mapped) == plain
     for rank in mapped:
         assert all(rank[case]["fcdp"]["tokens"]["state"] == "mapped" for case in CASES)
         assert not any(line.startswith("FCDP_HOST_MAP") for line in rank["said"]), rank["said"]
