@@ -164,6 +164,7 @@ def gradient_penalty(run):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        reshard_all(model)
     run.finish(model, optimizer)
 
 
