@@ -325,7 +325,7 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
         status = fcdp__copy_ended(group, stream, &is_invalid);
     is_invalid = is_invalid || written;
     uint32_t stores = keeps ? unstored & fcdp__frozen_stores(group) : unstored;
-    if (group->may_be_lost || (is_invalid && unstored)) fcdp__member_ask_again(&group->member);
+    if (group->may_be_lost) fcdp__member_ask_again(&group->member);
     if (is_invalid && unstored) { /* nowhere is what was gathered: the ranks gather it again */
         fcdp__region_invalidate(group->region, unstored);
         fcdp__validity_invalidate(group->validity);

@@ -32,16 +32,16 @@ enum { KEEP_FREE_DIVISOR = 8 };
 
 /* The names differ between the two cgroup versions, the meaning does not. */
 typedef struct memory_controller {
-    const char *mount, *limit_file, *usage_file, *cache_key;
+    const char *name, *mount, *limit_file, *usage_file, *cache_key;
 } memory_controller;
 
-static const memory_controller CGROUP_V2 = {"/sys/fs/cgroup", "memory.max", "memory.current",
-                                            "inactive_file "};
-/* Above it processes are held up until what they use is reclaimed, and what FCDP pins never is. */
-static const memory_controller CGROUP_V2_HIGH = {"/sys/fs/cgroup", "memory.high", "memory.current",
-                                                 "inactive_file "};
-static const memory_controller CGROUP_V1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes",
-                                            "memory.usage_in_bytes", "total_inactive_file "};
+/* Above memory.high processes are held up until what they use is reclaimed, and what FCDP pins never is. */
+static const memory_controller CONTROLLERS[] = {
+    {"", "/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "},
+    {"", "/sys/fs/cgroup", "memory.high", "memory.current", "inactive_file "},
+    {"memory", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+     "total_inactive_file "},
+};
 /* v1 writes "no limit" as the largest page-aligned int64. */
 static const uint64_t UNLIMITED_FROM = UINT64_C(1) << 60;
 
@@ -94,9 +94,9 @@ fcdp_status fcdp__headroom_read(const char *root, fcdp_headroom *headroom_out) {
     fcdp_headroom h = {.available_bytes = available_kib * 1024, .total_bytes = total_kib * 1024};
     snprintf(h.limit, sizeof h.limit, "the memory that this machine has left (MemAvailable)");
 
-    if (fcdp__cgroup_find(root, "", group, sizeof group)) narrow_by_cgroup(root, &CGROUP_V2, group, &h);
-    if (fcdp__cgroup_find(root, "", group, sizeof group)) narrow_by_cgroup(root, &CGROUP_V2_HIGH, group, &h);
-    if (fcdp__cgroup_find(root, "memory", group, sizeof group)) narrow_by_cgroup(root, &CGROUP_V1, group, &h);
+    for (size_t k = 0; k < sizeof CONTROLLERS / sizeof *CONTROLLERS; k++)
+        if (fcdp__cgroup_find(root, CONTROLLERS[k].name, group, sizeof group))
+            narrow_by_cgroup(root, &CONTROLLERS[k], group, &h);
     *headroom_out = h;
     return FCDP_OK;
 }
