@@ -206,7 +206,7 @@ def test_a_job_that_keeps_pytorchs_allocator_fails_its_section(monkeypatch, tmp_
 
 
 def simulated(bundle, folder, *options):
-    """What a run on the simulated device reports, by section, and its text."""
+    """What a run on the simulated device reports, by section."""
     assert sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file()) < MAXIMUM_BUNDLE_BYTES
     job = tool("--simulated", "--bundle-dir", bundle, "--out", folder, "--minutes", 20, *options, timeout=1260)
     report, text = json.loads((folder / "report.json").read_text()), (folder / "report.txt").read_text()

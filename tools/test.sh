@@ -14,7 +14,7 @@ are built by clang where it is installed, the others by the system's compiler. E
 was skipped and why. tools/Makefile has what each option runs.
 
   --quick   runs the C tests with every check (of many like runs, each 64th; not the longest tests), the Python tests
-            that start no ranks, and format and lint but for clang-tidy: less than a minute, once it is built
+            that start no ranks, and format and lint but for clang-tidy: about a minute, once all is built
   --matrix  runs each training case in all configurations, and each that bytes alone must tell of by both readers; all
             on the simulated device in both mappings; and whole jobs of which another test shows most. Without it: every
             third case, and of those that are alike every eighth, each in one configuration; a third of those that bytes

@@ -306,9 +306,8 @@ def _empty_like(rows: Any, n: int) -> Any:
     if dim is not None:
         begin, end = _extent(n, rows.device_mesh.size(dim), rows.device_mesh.get_local_rank(dim))
     shape = (n, *rows.shape[1:])
-    meta = local.new_empty(
-        end - begin, *local.shape[1:], device="meta"
-    )  # from_local() moves others to the mesh's device
+    # from_local() moves what is not on "meta" to the mesh's device
+    meta = local.new_empty(end - begin, *local.shape[1:], device="meta")
     stride = (rows.shape[1], 1) if len(shape) == 2 else (1,)
     empty = DTensor.from_local(meta, rows.device_mesh, rows.placements, run_check=False, shape=shape, stride=stride)
     return torch.empty_like(empty, device=local.device)
