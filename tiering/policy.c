@@ -7,8 +7,9 @@
  * the store is spared too, nothing where the next use fills the region anew. Intervals of more worth choose
  * first, in classes; what fits into the gaps at the end is added. Three periods are gone through, and the
  * middle one counts: it is neither cold nor cut off. Another plan keeps contents that fit from their fill to
- * the next one, which spares their stores. The better one of the two stands; and then what is not kept takes
- * the room of others, if that moves fewer bytes. At last, which ones of intervals that are alike are kept is
+ * the next one, which spares their stores. A third one keeps all but a few regions, where little room is
+ * lacking. The best of them stands; and then what is not kept takes the room of others, if that moves fewer
+ * bytes. At last, which ones of intervals that are alike are kept is
  * chosen so that the moves of the others do not come all at once.
  */
 #include "tiering/policy.h"
@@ -94,6 +95,14 @@ enum { N_CLASSES = 9, CLASSES_PER_BYTE = 4 }; /* of worth: 0, 1/4, ... 2 and abo
 enum { N_SHORT = 1024 };                      /* up to so many uses, gaps are filled */
 enum { MAX_INNER = 10 };                      /* as FCDP_PREFETCH may be, and the turn's two */
 enum { MAX_REFINED = 1 << 13, MAX_ROUNDS = 4 }; /* up to so many uses x regions, others are replaced */
+enum { MAX_LEFT_OUT = 6, MAX_TRIED = 512 };     /* sets of so many regions are left out */
+
+typedef struct region {
+    size_t n_pages;
+    size_t bytes;    /* that it would spare if it were always kept */
+    size_t n_busy;   /* pages of others at its uses, in sum */
+    uint32_t before; /* the last region before this one that is alike in all of that; itself: there is none */
+} region;
 
 typedef struct plan {
     const fcdp_planned_use *uses;
@@ -104,6 +113,7 @@ typedef struct plan {
     size_t *open;      /* of each region: the use at which its open interval begins, or NONE */
     size_t *spare;     /* for a copy of kept */
     size_t *members;   /* n of intervals that are alike */
+    region *regions;   /* n_regions */
     bool *keep;
 } plan;
 
@@ -342,6 +352,87 @@ static void choice_refine(plan *p, uint32_t n_regions, choice *best) {
     }
 }
 
+/* ---- what to leave out ---- */
+
+static void all_keep(plan *p) {
+    memset(p->keep, 0, p->n * sizeof *p->keep);
+    memset(p->kept, 0, p->n * sizeof *p->kept);
+    for (size_t i = 0; i < p->n; i++)
+        if (p->classes[i]) interval_set(p, i, true);
+}
+
+/* Keep all but `n` regions, and of these what then fits. False: the others do not fit. */
+static bool regions_leave(plan *p, const uint32_t *regions, size_t n, choice *best) {
+    all_keep(p);
+    for (size_t k = 0; k < n; k++) region_drop(p, regions[k]);
+    bool fits = !is_over(p);
+    choice_improve(p, best);
+    return fits;
+}
+
+static bool are_alike(const region *a, const region *b) {
+    return a->n_pages == b->n_pages && a->bytes == b->bytes && a->n_busy == b->n_busy;
+}
+
+static void regions_find(plan *p, uint32_t n_regions) {
+    memset(p->regions, 0, n_regions * sizeof *p->regions);
+    for (size_t i = 0; i < p->n; i++) {
+        const fcdp_planned_use *use = &p->uses[i];
+        region *r = &p->regions[use->region];
+        r->n_pages = use->n_pages;
+        r->bytes += use->load_bytes + use->store_bytes;
+        r->n_busy += use->busy_pages;
+    }
+    for (uint32_t r = 0; r < n_regions; r++) {
+        p->regions[r].before = r;
+        for (uint32_t other = 0; other < r; other++)
+            if (are_alike(&p->regions[other], &p->regions[r])) p->regions[r].before = other;
+    }
+}
+
+static size_t lacking_pages(const plan *p) {
+    size_t lacking = 0;
+    for (size_t at = 0; at < p->n; at++) {
+        size_t used = p->uses[at].busy_pages + p->kept[at];
+        if (p->kept[at] && used > p->n_budget && used - p->n_budget > lacking) lacking = used - p->n_budget;
+    }
+    return lacking;
+}
+
+/* Can region `next` be left out beside `left`? Of those that are alike, the first ones are. */
+static bool may_leave(const plan *p, const uint32_t *left, size_t n, uint32_t next) {
+    uint32_t before = p->regions[next].before;
+    bool is_next = before == next;
+    for (size_t k = 0; k < n && !is_next; k++) is_next = left[k] == before;
+    return is_next && p->regions[next].n_pages;
+}
+
+/* Where little room is lacking, which regions to leave out is a knapsack: sets of up to MAX_LEFT_OUT are
+ * tried in turn, as long as others do not fit without their last one. A region that is left out still takes
+ * its pages while it is used, so a set may need more than what is lacking. */
+static void few_leave(plan *p, uint32_t n_regions, choice *best) {
+    uint32_t left[MAX_LEFT_OUT];
+    size_t n = 0, sum = 0, n_tried = 0;
+    regions_find(p, n_regions);
+    all_keep(p);
+    size_t lacking = lacking_pages(p);
+    choice_put_back(p, best);
+    for (uint32_t next = 0; lacking && n_tried < MAX_TRIED;) { /* depth first: `left` ascends */
+        bool fits = false, goes_down = next < n_regions && n < MAX_LEFT_OUT;
+        if (goes_down && may_leave(p, left, n, next)) {
+            left[n++] = next;
+            sum += p->regions[next].n_pages;
+            n_tried++;
+            fits = sum >= lacking && regions_leave(p, left, n, best);
+        }
+        next++;
+        if (goes_down && !fits) continue;
+        if (!n) return;
+        next = left[--n] + 1;
+        sum -= p->regions[left[n]].n_pages;
+    }
+}
+
 /* Keep the last `n_inner` of n members, and evenly spaced ones of those before, n_kept in all. If that fits
  * and spares as much as `best`, it is `best` then. */
 static bool members_try(plan *p, const size_t *members, size_t n, size_t n_kept, size_t n_inner,
@@ -405,7 +496,9 @@ static fcdp_status plan_alloc(plan *p, uint32_t n_regions, bool **dropped_out) {
     *dropped_out = calloc(3 * p->n, sizeof **dropped_out);
     p->spare = calloc(p->n, sizeof *p->spare);
     p->members = calloc(p->n, sizeof *p->members);
-    bool has_all = p->members && p->ends && p->classes && p->kept && p->open && p->spare && *dropped_out;
+    p->regions = calloc(n_regions, sizeof *p->regions);
+    bool has_all = p->regions && p->members && p->ends && p->classes && p->kept && p->open && p->spare &&
+                   *dropped_out;
     return has_all ? FCDP_OK : fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a plan of %zu uses", p->n);
 }
 
@@ -427,7 +520,10 @@ fcdp_status fcdp__policy_plan(const fcdp_planned_use *uses, size_t n, uint32_t n
             contents_first(&p);
             if (spared(&p) > best.bytes) choice_take(&p, &best);
             choice_put_back(&p, &best);
-            if (n * n_regions <= MAX_REFINED) choice_refine(&p, n_regions, &best);
+            if (n * n_regions <= MAX_REFINED) {
+                few_leave(&p, n_regions, &best);
+                choice_refine(&p, n_regions, &best);
+            }
             choice_spread(&p, p.members, dropped + n, &best);
         }
     }
@@ -437,6 +533,7 @@ fcdp_status fcdp__policy_plan(const fcdp_planned_use *uses, size_t n, uint32_t n
     free(p.open);
     free(p.spare);
     free(p.members);
+    free(p.regions);
     free(dropped);
     return status;
 }

@@ -310,6 +310,27 @@ static void random_plans_have_room_and_are_near_the_optimum(void **state) {
     assert_true((double)got <= 1.05 * (double)best);
 }
 
+/* A pass over frozen groups of several sizes, all needed once in each period: what is left out is the least
+ * that makes room. */
+static void groups_of_several_sizes_are_left_out_as_in_a_knapsack(void **state) {
+    (void)state;
+    uint64_t rng = seed_choose("policy knapsack");
+    for (int round = 0; round < 200; round++) {
+        schedule s = {0};
+        uint32_t n = 4 + (uint32_t)random_below(&rng, 6), all = 0;
+        for (uint32_t r = 0; r < n; r++) {
+            uint32_t pages = 1 + (uint32_t)random_below(&rng, 3) * 3;
+            use_add(&s, r, pages, false);
+            all += pages;
+        }
+        bool keep[MOST_USES];
+        size_t n_budget = all - random_below(&rng, all < 6 ? all : 6); /* so that six regions suffice */
+        plan_check(&s, n_budget, keep);
+        size_t got = moved(&s, keep), least = least_moved(&s, n_budget);
+        if (got != least) fail_msg("round %d: %zu bytes, the optimum is %zu", round, got, least);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tau_keeps_below_its_share_of_the_budget),
@@ -321,6 +342,7 @@ int main(void) {
         cmocka_unit_test(a_period_is_found_as_by_hand),
         cmocka_unit_test(training_is_planned_at_most_a_twentieth_over_the_optimum),
         cmocka_unit_test(random_plans_have_room_and_are_near_the_optimum),
+        cmocka_unit_test(groups_of_several_sizes_are_left_out_as_in_a_knapsack),
     };
     return cmocka_run_group_tests_name("tiering_policy", tests, NULL, NULL);
 }
