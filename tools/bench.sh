@@ -47,6 +47,9 @@ waits. Timelines and pictures are in build/overlap. Half a minute; no GPU is use
   --budgets          instead: FCDP_POLICY=next-use with all groups on the device, and with less and less room for them,
                      where a step's moves over PCIe take as long as its compute; with prefetch and without. It ends with
                      1 where a step takes more than 1.05 of the first one at 50 % of W, or 1.15 with no room. A minute
+  --plans            instead: in less and less device memory, the plan that fcdp-plan search finds, beside its predicted
+                     step and the best fixed FCDP_TAU. It ends with 1 where a prediction is off by more than 5 %, or a
+                     fixed setting is faster. Two minutes
 
 agreement: measures how long a device idles for the agreements of a micro-batch, before which its ranks know nothing
 of what is stale: for 8 G parameters on 2 and on 64 nodes of 8 ranks, on the simulated device's clock, beside what

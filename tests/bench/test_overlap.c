@@ -138,6 +138,30 @@ static void less_memory_moves_more_and_evicts_nothing(void **state) {
     assert_int_equal(count(text, "over all on the device: "), 2);
 }
 
+/* A row for each budget, with as many groups kept as it has room for, and the root, which stays. Whether the
+ * goals are met is not asserted. */
+static void plans_keep_what_the_budget_has_room_for(void **state) {
+    (void)state;
+    static const unsigned percents[] = {75, 50, 25, 0}, n_kept[] = {13, 9, 5, 1};
+    static char text[8192];
+    int status = run("--plans --steps 1 --warm 2 --scale 0.1", text, sizeof text);
+    print_message("%s", text);
+    assert_in_range(status, 0, 1);
+    for (size_t i = 0; i < sizeof percents / sizeof *percents; i++) {
+        char head[16];
+        double ms, predicted, error, best, tau, ratio;
+        unsigned kept;
+        snprintf(head, sizeof head, "\n| %u %% |", percents[i]);
+        const char *row = strstr(text, head);
+        assert_non_null(row);
+        int n = sscanf(row + strlen(head), " %lf ms | %lf ms | %lf %% | %u | %lf ms, FCDP_TAU=%lf | %lf", &ms,
+                       &predicted, &error, &kept, &best, &tau, &ratio);
+        assert_int_equal(n, 7);
+        assert_int_equal(kept, n_kept[i]);
+        assert_true(ms > 0 && predicted > 0 && best > 0);
+    }
+}
+
 static void wrong_arguments_are_refused(void **state) {
     (void)state;
     static const char *const wrong[] = {"--steps 0",  "--steps 33",     "--warm x",      "--scale 0",
@@ -162,6 +186,7 @@ int main(void) {
         cmocka_unit_test(a_short_run_over_nccls_double),
         cmocka_unit_test(exact_mapping_is_counted),
         cmocka_unit_test(less_memory_moves_more_and_evicts_nothing),
+        cmocka_unit_test(plans_keep_what_the_budget_has_room_for),
         cmocka_unit_test(wrong_arguments_are_refused),
     };
     return cmocka_run_group_tests_name("bench overlap", tests, NULL, NULL);

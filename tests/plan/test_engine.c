@@ -13,11 +13,9 @@
 
 #include <math.h>
 
-#include "tools/bench/overlap/overlap.h"
-#include "tools/plan/simulate.h"
+#include "tools/bench/overlap/predicted.h"
 
 #define SCALE 0.3
-static const size_t GROUP_BYTES = (size_t)N_RANKS * SHARD_BYTES;
 
 /* As in tools/bench/overlap/main.c. */
 static const scenario scenarios[] = {
@@ -27,43 +25,13 @@ static const scenario scenarios[] = {
 };
 enum { N_SCENARIOS = sizeof scenarios / sizeof *scenarios, N_PREFETCH = 2, N_RUNS = 10 };
 
-static double seconds(double ms) {
-    return ms * SCALE / 1e3;
-}
-
-/* Computing is in seconds: a GPU that makes one operation per second. A gather between nodes brings half a
- * group over a node's link, one within the node half a group to each rank, a store half a group to the
- * host. */
-static double predicted_ms(const scenario *s, uint32_t prefetch) {
-    plan_region regions[N_GROUPS];
+static double predicted(const scenario *s, uint32_t prefetch) {
     uint8_t tiers[N_GROUPS];
-    plan_step step;
-    plan_schedule schedule = {
-        .prefetch = prefetch, .n_steps = 1, .micro_batches = 1, .reduce_times = 1, .differences = 1};
-    double half = (double)GROUP_BYTES / 2, parameters = (double)GROUP_BYTES / 2;
-    for (int g = 0; g < N_GROUPS; g++)
-        regions[g] = (plan_region){.trainable = parameters,
-                                   .forward_flops = seconds(s->forward_ms),
-                                   .backward_flops = seconds(s->backward_ms),
-                                   .stays = g == 0};
+    scenario of = scenario_scaled(*s, SCALE);
     memset(tiers, PLAN_BY_SLICE, sizeof tiers);
-    plan_job job = {.parameter_bytes = 2,
-                    .gradient_bytes = 2,
-                    .state_bytes = 12,
-                    .n_regions = N_GROUPS,
-                    .regions = regions};
-    double state = N_GROUPS * parameters * (job.state_bytes + job.gradient_bytes) / N_RANKS;
-    plan_cluster cluster = {.n_nodes = N_NODES,
-                            .gpus_per_node = NODE_SIZE,
-                            .flops = 1,
-                            .memory_rate = 2 * state / seconds(s->optimizer_ms),
-                            .pcie_rate = half / seconds(s->pcie_ms),
-                            .node_rate = half / seconds(s->node_ms),
-                            .inter_rate = half / seconds(s->link_ms),
-                            .node_latency_s = s->node_latency_us / 1e6,
-                            .inter_latency_s = s->link_latency_us / 1e6};
-    assert_true(plan_simulate(&job, &cluster, PLAN_FCDP, tiers, &schedule, &step));
-    return step.seconds * 1e3;
+    double ms = predicted_ms(&of, prefetch, tiers);
+    assert_true(ms > 0);
+    return ms;
 }
 
 /* The shortest step of each scenario, where it is shorter than what is known. */
@@ -101,10 +69,10 @@ static void steps_are_the_engine_s(void **state) {
             measure(prefetch, least_ms);
             is_late = false;
             for (int i = 0; i < N_SCENARIOS; i++)
-                if (least_ms[i] > 1.05 * predicted_ms(&scenarios[i], prefetch)) is_late = true;
+                if (least_ms[i] > 1.05 * predicted(&scenarios[i], prefetch)) is_late = true;
         }
         for (int i = 0; i < N_SCENARIOS; i++) {
-            double error = predicted_ms(&scenarios[i], prefetch) / least_ms[i] - 1;
+            double error = predicted(&scenarios[i], prefetch) / least_ms[i] - 1;
             printf("FCDP_PREFETCH=%u, bound by %s: %.2f ms, predicted %+.1f %%\n", prefetch,
                    scenarios[i].name, least_ms[i], 100 * error);
             assert_true(fabs(error) < 0.05);

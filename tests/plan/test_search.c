@@ -134,11 +134,48 @@ static void a_job_s_layers_take_seconds(void **state) {
     free(choices);
 }
 
+/* Of `tiers`, how many of the first n regions of one kind are on the device. */
+static size_t kept_of(const plan_region *regions, const uint8_t *tiers, size_t n, double trainable) {
+    size_t n_kept = 0;
+    for (size_t i = 0; i < n; i++) n_kept += regions[i].trainable == trainable && tiers[i] == PLAN_ON_DEVICE;
+    return n_kept;
+}
+
+/* Regions of three kinds, mixed: each kind has as many in each tier as before, and in front of each region as
+ * large a share of its kind is kept as in all, but for one. */
+static void kept_regions_are_spaced_evenly(void **state) {
+    (void)state;
+    test_random random = {random_seed("plan_spread", (uint64_t)time(NULL))};
+    for (int round = 0; round < INSTANCES; round++) {
+        plan_region regions[LAYERS] = {0};
+        uint8_t tiers[LAYERS];
+        size_t n = 1 + random_below(&random, LAYERS), before[3][PLAN_N_TIERS] = {{0}}, of_kind[3] = {0};
+        for (size_t i = 0; i < n; i++) {
+            size_t kind = random_below(&random, 3);
+            regions[i].trainable = (double)kind;
+            tiers[i] = (uint8_t)random_below(&random, PLAN_N_TIERS);
+            before[kind][tiers[i]]++;
+        }
+        plan_job job = {.n_regions = n, .regions = regions};
+        plan_tiers_spread(&job, tiers);
+        for (size_t i = 0; i < n; i++) {
+            size_t kind = (size_t)regions[i].trainable, total = 0;
+            of_kind[kind]++;
+            for (int t = 0; t < PLAN_N_TIERS; t++) total += before[kind][t];
+            double share = (double)before[kind][PLAN_ON_DEVICE] / (double)total;
+            double kept = (double)kept_of(regions, tiers, i + 1, regions[i].trainable);
+            assert_true(fabs(kept - share * (double)of_kind[kind]) < 1);
+        }
+        for (size_t i = 0; i < n; i++) assert_true(before[(size_t)regions[i].trainable][tiers[i]]-- > 0);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(finds_what_enumeration_finds),
         cmocka_unit_test(few_states_leave_a_true_bound),
         cmocka_unit_test(a_job_s_layers_take_seconds),
+        cmocka_unit_test(kept_regions_are_spaced_evenly),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

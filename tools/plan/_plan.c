@@ -366,6 +366,23 @@ static PyObject *search_choices(const plan_choice *choices, size_t n, size_t n_c
     return result;
 }
 
+/* spread_tiers(costs, regions, cluster, tiers) -> bytes */
+static PyObject *spread_tiers(PyObject *self, PyObject *args) {
+    PyObject *costs, *regions, *cluster, *result = NULL;
+    const char *tiers;
+    Py_ssize_t n_tiers;
+    arguments a = {0};
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOOy#:spread_tiers", &costs, &regions, &cluster, &tiers, &n_tiers))
+        return NULL;
+    if (take_job(costs, regions, cluster, PLAN_FCDP, tiers, n_tiers, &a)) {
+        plan_tiers_spread(&a.job, a.tiers);
+        result = PyBytes_FromStringAndSize((const char *)a.tiers, (Py_ssize_t)a.job.n_regions);
+    }
+    arguments_free(&a);
+    return result;
+}
+
 /* search_tiers(costs, regions, cluster, device_budget, host_budget, max_states) -> (bytes, dict) */
 static PyObject *search_tiers(PyObject *self, PyObject *args) {
     PyObject *costs, *regions, *cluster, *result = NULL;
@@ -435,6 +452,9 @@ static PyMethodDef methods[] = {
      "largest_batch(shape, costs, cluster, mode, tier, constants) -> sequences per GPU; 0: none fits"},
     {"simulate", simulate, METH_VARARGS,
      "simulate(costs, regions, cluster, mode, tiers, schedule) -> dict, per step"},
+    {"spread_tiers", spread_tiers, METH_VARARGS,
+     "spread_tiers(costs, regions, cluster, tiers) -> tiers, those on the device evenly among regions that "
+     "are alike"},
     {"search_tiers", search_tiers, METH_VARARGS,
      "search_tiers(costs, regions, cluster, device_bytes, host_bytes, max_states) -> (tiers, dict)"},
     {NULL, NULL, 0, NULL},

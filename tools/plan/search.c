@@ -367,3 +367,34 @@ bool plan_tier_choices(const plan_job *job, const plan_cluster *cluster, plan_ch
                 return false;
     return true;
 }
+
+static bool are_alike(const plan_region *a, const plan_region *b) {
+    return a->trainable == b->trainable && a->frozen == b->frozen && a->stays == b->stays &&
+           a->forward_flops == b->forward_flops && a->backward_flops == b->backward_flops &&
+           a->forward_seconds == b->forward_seconds && a->backward_seconds == b->backward_seconds;
+}
+
+/* The next region from `i` on that is like `of`; n: none. */
+static size_t next_alike(const plan_job *job, size_t of, size_t i) {
+    while (i < job->n_regions && !are_alike(&job->regions[of], &job->regions[i])) i++;
+    return i;
+}
+
+void plan_tiers_spread(const plan_job *job, uint8_t *tiers) {
+    for (size_t first = 0; first < job->n_regions; first++) {
+        if (next_alike(job, first, 0) < first) continue; /* spread with an earlier one */
+        size_t n = 0, n_kept = 0, k = 0, counts[PLAN_N_TIERS] = {0};
+        for (size_t i = first; i < job->n_regions; i = next_alike(job, first, i + 1)) {
+            counts[tiers[i]]++;
+            n++;
+        }
+        n_kept = counts[PLAN_ON_DEVICE];
+        for (size_t i = first; i < job->n_regions; i = next_alike(job, first, i + 1), k++) {
+            uint8_t tier = PLAN_ON_DEVICE;
+            if ((k + 1) * n_kept / n == k * n_kept / n)
+                for (tier = PLAN_ON_DEVICE + 1; !counts[tier]; tier++) continue;
+            counts[tier]--;
+            tiers[i] = tier;
+        }
+    }
+}

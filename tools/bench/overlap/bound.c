@@ -12,6 +12,12 @@ static double rate(size_t bytes, double ms) {
     return (double)bytes / (ms * 1e6);
 }
 
+scenario scenario_scaled(scenario s, double x) {
+    double *const ms[] = {&s.forward_ms, &s.backward_ms, &s.optimizer_ms, &s.pcie_ms, &s.link_ms, &s.node_ms};
+    for (size_t i = 0; i < sizeof ms / sizeof *ms; i++) *ms[i] *= x;
+    return s;
+}
+
 /* A rank puts its local index' shards of all nodes, and restores a slice: as many bytes. */
 double pcie_rate(const scenario *s) {
     return rate(GROUP_BYTES / NODE_SIZE, s->pcie_ms);

@@ -158,6 +158,7 @@ void engine_open(rank *r) {
                     .mapping = r->config->exact ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS,
                     .prefetch = r->config->prefetch,
                     .policy = r->config->policy,
+                    .tau = r->config->tau,
                     .device_budget_bytes = r->config->budget_bytes,
                     .host_budget_bytes = (size_t)1 << 30,
                     .timeout_s = TIMEOUT_S},
@@ -178,6 +179,7 @@ static void group_make(rank *r, uint32_t g) {
     for (uint32_t i = 0; i < N_EXTENTS; i++) specs[i] = (fcdp_extent_spec){EXTENT_SHARD_BYTES[i], 1};
     snprintf(name, sizeof name, "group %u", g);
     MUST(!fcdp_group_create(e->comm, name, specs, N_EXTENTS, &e->groups[g]));
+    if (r->config->tiers) fcdp_group_set_tier(e->groups[g], r->config->tiers[g]);
     fcdp_group_join(e->groups[g], e->tree);
     if (r->topology.local == 0) MUST(!fcdp_group_host_alloc(e->groups[g], offset));
     meet(r);

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "sim/gpu/simgpu.h"
-#include "tools/bench/overlap/overlap.h"
+#include "tools/bench/overlap/run.h"
 
 /* What bounds a step takes 5 ms per group (backward's kernel and a reduction longer), the rest at most 3. */
 static const scenario scenarios[N_RESOURCES] = {
@@ -19,14 +19,14 @@ static const scenario scenarios[N_RESOURCES] = {
     {"link", 1.5, 3, 4, 3, 5, 0.25, 50, 10},
 };
 
-typedef struct shared {
-    board board;
-    rank_result results[N_RANKS];
-} shared;
+/* Of --budgets: kernels as in the first one, and over PCIe a step's stores and loads take as long as they. Of
+ * --plans: so, and the link is so slow that to gather a group again would cost more than to restore it. */
+static const scenario moves_as_long = {"budgets", 5, 10, 4, 7.5, 3, 0.25, 50, 10};
+static const scenario moves_and_gathers = {"plans", 5, 10, 4, 7.5, 5, 0.25, 50, 10};
 
 static const char usage[] =
     "fcdp-overlap [--steps N] [--warm N] [--scale X] [--prefetch N] [--mapping slots|exact]\n"
-    "             [--transport net|nccl] [--timelines FOLDER] [--budgets]\n"
+    "             [--transport net|nccl] [--timelines FOLDER] [--budgets | --plans]\n"
     "    --steps, --warm   measured, and before them (10, 4; at most 32)\n"
     "    --scale           all durations are X times as long\n"
     "    --prefetch        FCDP_PREFETCH, groups gathered ahead in forward (2)\n"
@@ -34,98 +34,10 @@ static const char usage[] =
     "    --transport       simnet's own collectives, or NCCL's entry points by a double over it (net)\n"
     "    --timelines       a Chrome trace for each scenario and rank goes there: SCENARIO.RANK.json\n"
     "    --budgets         FCDP_POLICY=next-use in less and less device memory, in place of the three "
-    "scenarios\n";
-
-/* ---- one scenario ---- */
-
-static scenario scaled(scenario s, double x) {
-    double *const ms[] = {&s.forward_ms, &s.backward_ms, &s.optimizer_ms, &s.pcie_ms, &s.link_ms, &s.node_ms};
-    for (size_t i = 0; i < sizeof ms / sizeof *ms; i++) *ms[i] *= x;
-    return s;
-}
-
-/* A rank that ends badly takes the others with it, which would wait for it. */
-static bool ranks_await(const pid_t *pids) {
-    bool good = true;
-    for (uint32_t n = 0; n < N_RANKS; n++) {
-        int status = 0;
-        pid_t ended = wait(&status);
-        if (ended > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
-        if (good)
-            fprintf(stderr, "a rank (process %d) ended with wait status %#x\n", (int)ended, (unsigned)status);
-        if (good)
-            for (uint32_t i = 0; i < N_RANKS; i++)
-                if (pids[i] != ended) kill(pids[i], SIGKILL);
-        good = false;
-    }
-    return good;
-}
-
-static bool scenario_run(const run_config *config, shared *s) {
-    pid_t pids[N_RANKS];
-    simnet_fabric *fabric;
-    memset(s->results, 0, sizeof s->results);
-    board_init(&s->board, N_RANKS);
-    simnet_config net = {
-        .nodes = N_NODES, .ranks_per_node = NODE_SIZE, .staging_bytes = 1 << 20, .timeout_s = 60};
-    if (simnet_create(&net, &fabric)) {
-        fprintf(stderr, "%s\n", fcdp_error_text());
-        return false;
-    }
-    simnet_set_rate(fabric, SIMNET_INTER, link_rate(config->scenario), config->scenario->link_latency_us);
-    simnet_set_rate(fabric, SIMNET_INTRA, node_rate(config->scenario), config->scenario->node_latency_us);
-    fflush(NULL);
-    for (uint32_t r = 0; r < N_RANKS; r++) {
-        pids[r] = fork();
-        if (pids[r] > 0) continue;
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (pids[r] == 0) rank_run(config, fabric, &s->board, r, &s->results[r]);
-        exit(pids[r] < 0);
-    }
-    bool good = ranks_await(pids);
-    simnet_close(fabric);
-    return good;
-}
+    "scenarios\n"
+    "    --plans           instead: what fcdp-plan search finds, beside its prediction and fixed FCDP_TAU\n";
 
 /* ---- report ---- */
-
-static int ascending(const void *a, const void *b) {
-    double one = *(const double *)a, other = *(const double *)b;
-    return one < other ? -1 : one > other;
-}
-
-/* Medians are of the ranks' steps together: all ranks have the same steps. */
-static double median_step_ms(const shared *s, uint32_t n_steps, double *least_out, double *most_out) {
-    double all[N_RANKS * BOARD_MAX_STEPS];
-    uint32_t n = 0;
-    for (uint32_t r = 0; r < N_RANKS; r++)
-        for (uint32_t i = 0; i < n_steps; i++) all[n++] = s->results[r].step_ms[i];
-    qsort(all, n, sizeof *all, ascending);
-    *least_out = all[0];
-    *most_out = all[n - 1];
-    return n % 2 ? all[n / 2] : (all[n / 2 - 1] + all[n / 2]) / 2;
-}
-
-static rank_result sum_of(const shared *s) {
-    rank_result sum = {0};
-    for (uint32_t r = 0; r < N_RANKS; r++) {
-        const rank_result *one = &s->results[r];
-        sum.creates += one->creates;
-        sum.maps += one->maps;
-        sum.accesses += one->accesses;
-        sum.unmaps += one->unmaps;
-        sum.blocking += one->blocking;
-        sum.waits += one->waits;
-        sum.agreements += one->agreements;
-        sum.wrong += one->wrong;
-        sum.enqueue_ns += one->enqueue_ns;
-        sum.d2h_bytes += one->d2h_bytes;
-        sum.h2d_bytes += one->h2d_bytes;
-        sum.evictions += one->evictions;
-        if (one->peak_bytes > sum.peak_bytes) sum.peak_bytes = one->peak_bytes;
-    }
-    return sum;
-}
 
 static void print_bounds(const bound *bounds, resource busiest) {
     for (int i = 0; i < N_RESOURCES; i++) {
@@ -165,82 +77,12 @@ static double report(const run_config *config, const shared *s) {
     return sum.wrong || sum.creates || maps ? -ratio : ratio;
 }
 
-/* ---- budgets ----
- *
- * Kernels as in the first scenario, and over PCIe a step's stores and loads take as long as its kernels.
- * Budgets are what may be kept beside the groups in use: those pages are measured first, with nothing kept.
- */
-
-static const scenario moves_as_long = {"budgets", 5, 10, 4, 7.5, 3, 0.25, 50, 10};
-static const struct budget {
-    uint32_t percent; /* of all groups */
-    double goal;      /* of the step over that with all of them on the device; 0: none */
-} budgets[] = {{100, 0}, {75, 0}, {50, 1.05}, {25, 0}, {0, 1.15}};
-enum { N_BUDGETS = sizeof budgets / sizeof *budgets };
-
-/* The median step, negative where something was wrong; a row of the table. */
-static double budget_run(const run_config *config, shared *s, double all_ms) {
-    double least, most;
-    if (!scenario_run(config, s)) exit(1);
-    rank_result sum = sum_of(s);
-    double median = median_step_ms(s, config->n_steps, &least, &most);
-    double per_step = (double)config->n_steps * N_RANKS * SHARD_BYTES * N_RANKS / NODE_SIZE;
-    printf(" %.2f ms | %.3f | %.1f | %.1f | %.1f |", median, all_ms > 0 ? median / all_ms : 1,
-           (double)sum.d2h_bytes / per_step, (double)sum.h2d_bytes / per_step,
-           (double)sum.evictions / (double)config->n_steps / N_RANKS);
-    if (sum.wrong) fprintf(stderr, "%lu samples of gathered parameters were wrong\n", sum.wrong);
-    return sum.wrong ? -median : median;
-}
-
-/* Pages that the groups in use take where none is kept. */
-static size_t pages_in_use(run_config config, shared *s) {
-    config.policy = FCDP_POLICY_TAU;
-    config.budget_bytes = (size_t)1 << 30;
-    if (!scenario_run(&config, s)) exit(1);
-    return sum_of(s).peak_bytes / PAGE_BYTES;
-}
-
-static bool budgets_report(const run_config *asked, shared *s, const scenario *of) {
-    run_config config = *asked;
-    double all_ms = 0, ratios[2][N_BUDGETS];
-    bool good = true;
-    config.scenario = of;
-    for (int ahead = 1; ahead >= 0; ahead--) {
-        config.prefetch = ahead ? asked->prefetch : 0;
-        size_t n_in_use = pages_in_use(config, s);
-        printf("\nFCDP_PREFETCH=%d, %zu pages for groups in use; per step and rank:\n\n", config.prefetch,
-               n_in_use);
-        printf("| budget | step | over all on the device | stored | restored | evictions |\n"
-               "| --- | --- | --- | --- | --- | --- |\n");
-        for (int i = 0; i < N_BUDGETS; i++) {
-            config.policy = FCDP_POLICY_NEXT_USE;
-            config.budget_bytes = (n_in_use + N_GROUPS * budgets[i].percent / 100) * PAGE_BYTES;
-            printf("| %u %% |", budgets[i].percent);
-            double ms = budget_run(&config, s, all_ms);
-            printf("\n");
-            good = good && ms > 0;
-            if (ms < 0) ms = -ms;
-            if (ahead && i == 0) all_ms = ms;
-            ratios[ahead][i] = ms / all_ms;
-        }
-    }
-    printf("\n");
-    for (int i = 0; i < N_BUDGETS; i++) {
-        if (budgets[i].goal == 0) continue;
-        bool meets = ratios[1][i] <= budgets[i].goal;
-        printf("step at %u %% of W over all on the device: %.3f (goal %.2f%s); without prefetch %.3f\n",
-               budgets[i].percent, ratios[1][i], budgets[i].goal, meets ? "" : ", MISSED", ratios[0][i]);
-        good = good && meets;
-    }
-    return good;
-}
-
 /* ---- command line ---- */
 
 typedef struct arguments {
     run_config run;
     double scale;
-    bool budgets;
+    bool (*instead)(const run_config *asked, shared *s); /* NULL: the three scenarios */
 } arguments;
 
 static bool parse_count(const char *text, uint32_t least, uint32_t most, uint32_t *out) {
@@ -275,10 +117,9 @@ static bool parse(arguments *a, int argc, char **argv) {
     *a = (arguments){.run = {.n_warm = 4, .n_steps = 10, .prefetch = 2, .budget_bytes = (size_t)1 << 30},
                      .scale = 1};
     for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--budgets")) {
-            a->budgets = true;
-            continue;
-        }
+        if (!strcmp(argv[i], "--budgets")) a->instead = budgets_report;
+        if (!strcmp(argv[i], "--plans")) a->instead = plans_report;
+        if (!strcmp(argv[i], "--budgets") || !strcmp(argv[i], "--plans")) continue;
         if (i + 1 == argc || !parse_one(a, argv[i], argv[i + 1])) return false;
         i++;
     }
@@ -303,16 +144,17 @@ int main(int argc, char **argv) {
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
     shared *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (s == MAP_FAILED) return 2;
-    if (a.budgets) {
-        scenario of = scaled(moves_as_long, a.scale);
-        return budgets_report(&a.run, s, &of) ? 0 : 1;
+    if (a.instead) {
+        scenario of = scenario_scaled(a.instead == plans_report ? moves_and_gathers : moves_as_long, a.scale);
+        a.run.scenario = &of;
+        return a.instead(&a.run, s) ? 0 : 1;
     }
     printf("%d groups as %d nodes x %d ranks, FCDP_PREFETCH=%d, FCDP_TAU=0, FCDP_RESTORE=slice, mapping "
            "%s, transport %s\n",
            N_GROUPS, N_NODES, NODE_SIZE, a.run.prefetch, a.run.exact ? "exact" : "slots",
            a.run.nccl ? "nccl" : "net");
     for (int i = 0; i < N_RESOURCES; i++) {
-        scenario of = scaled(scenarios[i], a.scale);
+        scenario of = scenario_scaled(scenarios[i], a.scale);
         a.run.scenario = &of;
         if (!scenario_run(&a.run, s)) return 1;
         ratios[i] = report(&a.run, s);

@@ -10,6 +10,7 @@
 
 #include "base/options.h"
 #include "sim/net/simnet.h"
+#include "tiering/tiers.h"
 #include "tools/bench/overlap/board.h"
 
 enum {
@@ -32,6 +33,8 @@ typedef struct scenario {
     double node_ms; /* one group's gather within the node */
     double link_latency_us, node_latency_us; /* of each operation */
 } scenario;
+/* All durations x times as long, but for latencies. */
+scenario scenario_scaled(scenario s, double x);
 
 typedef struct run_config {
     const scenario *scenario;
@@ -39,9 +42,11 @@ typedef struct run_config {
     bool exact; /* FCDP_MAPPING=exact; else slots */
     int prefetch;
     fcdp_policy_kind policy;
-    size_t budget_bytes;   /* FCDP_DEVICE_BUDGET */
-    bool nccl;             /* the engine's collectives are NCCL's, of the double; else simnet's own */
-    const char *timelines; /* a folder for SCENARIO.RANK.json, NULL: none */
+    double tau;
+    const fcdp_tier *tiers; /* of the groups, as FCDP_PLAN says them; NULL: policy decides */
+    size_t budget_bytes;    /* FCDP_DEVICE_BUDGET */
+    bool nccl;              /* the engine's collectives are NCCL's, of the double; else simnet's own */
+    const char *timelines;  /* a folder for SCENARIO.RANK.json, NULL: none */
     const char *sim_library;
 } run_config;
 

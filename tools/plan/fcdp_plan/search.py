@@ -43,13 +43,16 @@ def left_on_device(job: dict, regions: list[dict], cluster: dict) -> float:
 
 
 def plan(job: dict, cluster: dict, schedule: dict, budget: float) -> dict | None:
-    """The best of what the search finds and of one tier for all, by the simulation; None: nothing fits."""
+    """By the simulation, the best of what the search finds, the same with kept regions spaced evenly, and one tier for
+    all; None: nothing fits."""
     regions = profile.regions_of(job)
     host = cluster["host_memory_bytes"] or UNLIMITED
     tiers, found = _plan.search_tiers(job["costs"], regions, cluster, budget, host, STATES)
     if not found["fits"]:
         return None
-    candidates = [tiers] + [bytes([tier] * len(regions)) for tier in modes.TIERS]
+    candidates = [tiers, _plan.spread_tiers(job["costs"], regions, cluster, tiers)] + [
+        bytes([tier] * len(regions)) for tier in modes.TIERS
+    ]
     best = None
     for candidate in candidates:
         memory = modes.memory("FCDP", job["costs"], regions, cluster, shapes.CONSTANTS, candidate)
