@@ -9,8 +9,8 @@
  * middle one counts: it is neither cold nor cut off. Another plan keeps contents that fit from their fill to
  * the next one, which spares their stores. A third one keeps all but a few regions, where little room is
  * lacking. The best of them stands; and then what is not kept takes the room of others, if that moves fewer
- * bytes. At last, which ones of intervals that are alike are kept is
- * chosen so that the moves of the others do not come all at once.
+ * bytes. At last, which ones of intervals that are alike are kept is chosen so that the moves of the others
+ * do not come all at once.
  */
 #include "tiering/policy.h"
 

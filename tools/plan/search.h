@@ -37,9 +37,10 @@ bool plan_search(const plan_choice *choices, size_t n, size_t n_choices, double 
  * and what brings it. The device's bytes are those of keeping it. False: as of plan_engine_moves_make. */
 bool plan_tier_choices(const plan_job *job, const plan_cluster *cluster, plan_choice *choices_out);
 
-/* Which of several regions that are alike stays on the device is all one for the sums above. Here those that
- * do are spaced evenly among the others, so that the copies of these are too: a pipeline that has more to
- * copy than to compute for some regions in a row falls behind. The sums stay as they are. */
+/* Of several regions that are alike, those that stay on the device are spaced evenly among the others, so
+ * that the copies of these are too: a pipeline that has more to copy than to compute for some regions in a
+ * row falls behind, which the sums above do not see. Bytes stay as they are; whether it is faster, a
+ * simulation says. */
 void plan_tiers_spread(const plan_job *job, uint8_t *tiers);
 
 #endif

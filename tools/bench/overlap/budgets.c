@@ -3,6 +3,7 @@
  * Kernels as in the first scenario, and over PCIe a step's stores and loads take as long as its kernels.
  * Budgets are what may be kept beside the groups in use: those pages are measured first, with nothing kept.
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -15,18 +16,25 @@ static const struct budget {
 } budgets[] = {{100, 0}, {75, 0}, {50, 1.05}, {25, 0}, {0, 1.15}};
 enum { N_BUDGETS = sizeof budgets / sizeof *budgets };
 
-/* The median step, negative where something was wrong; a row of the table. */
-static double budget_run(const run_config *config, shared *s, double all_ms) {
+/* The median step; negative: gathered parameters were wrong. */
+static double step_ms(const run_config *config, shared *s) {
     double least, most;
     if (!scenario_run(config, s)) exit(1);
-    rank_result sum = sum_of(s);
     double median = median_step_ms(s, config->n_steps, &least, &most);
+    unsigned long n_wrong = sum_of(s).wrong;
+    if (n_wrong) fprintf(stderr, "%lu samples of gathered parameters were wrong\n", n_wrong);
+    return n_wrong ? -median : median;
+}
+
+/* As step_ms; a row of the table. */
+static double budget_run(const run_config *config, shared *s, double all_ms) {
+    double ms = step_ms(config, s), median = fabs(ms);
+    rank_result sum = sum_of(s);
     double per_step = (double)config->n_steps * N_RANKS * SHARD_BYTES * N_RANKS / NODE_SIZE;
     printf(" %.2f ms | %.3f | %.1f | %.1f | %.1f |", median, all_ms > 0 ? median / all_ms : 1,
            (double)sum.d2h_bytes / per_step, (double)sum.h2d_bytes / per_step,
            (double)sum.evictions / (double)config->n_steps / N_RANKS);
-    if (sum.wrong) fprintf(stderr, "%lu samples of gathered parameters were wrong\n", sum.wrong);
-    return sum.wrong ? -median : median;
+    return ms;
 }
 
 /* Pages that the groups in use take where none is kept. */
@@ -84,16 +92,6 @@ static const fcdp_tier fcdp_tiers[PLAN_N_TIERS] = {[PLAN_ON_DEVICE] = FCDP_TIER_
                                                    [PLAN_WHOLE] = FCDP_TIER_HOST_WHOLE,
                                                    [PLAN_IN_FILE] = FCDP_TIER_FILE,
                                                    [PLAN_GATHERED] = FCDP_TIER_GATHER};
-
-/* The median step; negative: gathered parameters were wrong. */
-static double step_ms(const run_config *config, shared *s) {
-    double least, most;
-    if (!scenario_run(config, s)) exit(1);
-    double median = median_step_ms(s, config->n_steps, &least, &most);
-    unsigned long n_wrong = sum_of(s).wrong;
-    if (n_wrong) fprintf(stderr, "%lu samples of gathered parameters were wrong\n", n_wrong);
-    return n_wrong ? -median : median;
-}
 
 /* The best of the taus. */
 static double best_tau_ms(run_config config, shared *s, double *tau_out) {
