@@ -15,7 +15,7 @@
  *        the work that it had when they were freed. They are unmapped and mapped again where they are needed;
  *        a large handle is released.
  *     3  quiescent pages of other streams
- *     4  the pool's reclaimers: clean regions (an unmap), regions to be stored first
+ *     4  the pool's reclaimers: staging, free slots, clean regions (an unmap), regions to be stored first
  *     5  pages that are not quiescent yet: waits, for events first and then for the whole device
  *     6  FCDP_ERR_NO_DEVICE_MEM, with a text that lists the memory of each holder and says what would help
  *

@@ -82,8 +82,8 @@ void fcdp__check_failed(const char *expr, const char *file, int line) __attribut
     } while (0)
 
 /* Locks with ranks: a thread takes locks in descending rank order only (checked at level 2).
- * The order is the call order of the layers: ENGINE before REGION before POOL before HEAP
- * before FENCE before ARENA before DRIVER before TRACE. */
+ * The order is the call order of the layers: ENGINE before REGION before HOST before POOL
+ * before HEAP before FENCE before ARENA before DRIVER before TRACE. */
 typedef enum fcdp_lock_rank {
     FCDP_RANK_TRACE = 8,
     FCDP_RANK_DRIVER = 10,

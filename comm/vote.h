@@ -6,8 +6,9 @@
  *     -> for each group asked for: fcdp_group_vote -> the ranks' maximum -> fcdp_group_agree
  *     -> fcdp_group_begin (use.h)
  *
- * A vote is one byte per parameter, why its copy is stale here (validity.h), and two more: the region is
- * not on this rank's device; its copy may be lost here behind a use (copy.h). What is agreed stale crosses
+ * A vote is one byte per parameter, why its copy is stale here (validity.h), and three more: the region is
+ * not on this rank's device; its copy may be lost here behind a use (copy.h); its slice is not on this
+ * rank's disk any more (spilled.h). What is agreed stale crosses
  * the nodes. What is fresh, and not on the device of every rank, is restored on all of them together.
  *
  * A shard's bytes need not be there when the ranks agree: a program may free what it does not use, or

@@ -36,6 +36,12 @@ def test_the_tables_of_options_are_the_codes():
     )
 
 
+def test_the_options_that_ranks_must_share_are_named():
+    alike = pytest.importorskip("fcdp.c10d", reason="needs torch and the wheel")._ALIKE
+    sentence = next(part for part in OPTIONS.read_text().split("\n\n") if "must be the same on every rank" in part)
+    assert set(re.findall(r"`(FCDP_\w+)`", sentence.split(", so they")[0])) == set(alike.values())
+
+
 def rows(head, lines):
     cells = [[str(cell).replace("|", "\\|") for cell in line] for line in [head.split(" | "), *lines]]
     cells.insert(1, ["---"] * len(cells[0]))

@@ -18,10 +18,11 @@ pytestmark = [needs_fcdp, pytest.mark.usefixtures("sim_built")]
 
 # Which numbers are drawn, which operators autocast takes, and its name in a pickle, are the device's own.
 # From a device, FSDP1 does not accumulate gradients that it offloads. FSDP2 moves a frozen parameter of a tensor subclass
-# there as one that is trained.
+# there as one that is trained. A device has a thread of its own for backward, and autograd numbers operators per thread:
+# what a second derivative is made of runs behind FSDP2's hook there, so some gradients come too late for its reduction.
 OWN_NUMBERS = re.compile(
     r"dropout|autocast|random_numbers|fsdp1_checkpoint|groups_without_parameters|pickled|fsdp1_cpu_offload"
-    r"|all_gather_extension_frozen"
+    r"|all_gather_extension_frozen|gradient_penalty"
 )
 ASKED = re.compile(os.environ.get("TEST_CASES", ""))
 NAMES = [name for name in TRAINED_ON_SIM if ASKED.search(name)]
