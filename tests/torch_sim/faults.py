@@ -10,6 +10,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "torch_plugin"))
 import conftest
 import launch
+import pytest
 
 JOB = {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TAU": "0", "FCDP_TRANSPORT": "torch", "FCDP_TIMEOUT": "60"}
 JOBS = {"all": {}, "slices": {"FCDP_RESTORE": "slice"}}  # faults_job.py's sets of faults, and the options of each
@@ -43,4 +44,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except pytest.skip.Exception as missing:
+        sys.exit(f"{missing}: cmake --preset dev && cmake --build --preset dev")
