@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, fully_shard
+from torch.utils.checkpoint import checkpoint
 
 import run
 from models import Net, wrap
@@ -170,9 +171,14 @@ class Products(nn.Module):
         super().__init__()
         self.parts = nn.ModuleList(Product(size) for _ in range(3))
 
-    def forward(self, x, used, idle):
-        """`idle` are parts through which autograd passes without a gradient for them."""
-        return sum(self.parts[i](x, i in used) for i in sorted([*used, *idle]))
+    def forward(self, x, used, idle, in_segments=False):
+        """`idle` are parts through which autograd passes without a gradient for them. `in_segments`: each use of a part is
+        computed again in backward, in a backward of its own."""
+        uses = [(self.parts[i], i in used) for i in sorted([*used, *idle])]
+        if in_segments:
+            x = x.clone().requires_grad_()
+            return sum(checkpoint(part, x, is_used, use_reentrant=True) for part, is_used in uses)
+        return sum(part(x, is_used) for part, is_used in uses)
 
 
 class NoSync:
@@ -189,13 +195,25 @@ class NoSync:
         self.parts = [part._handle.flat_param for part in self.model.module.parts]
         self.data = [torch.Generator().manual_seed(70 + rank) for rank in range(dist.get_world_size())]
 
-    def backward(self, used, is_synchronised, idle=()):
-        """Returns what it adds to each part's gradient: over all ranks, FSDP1's mean."""
+    def backward(self, used, is_synchronised, idle=(), in_segments=False):
+        """Returns what it adds to each part's gradient: over all ranks, FSDP1's mean. A part may be used twice."""
         inputs = [torch.randint(-8, 9, (self.SIZE,), generator=data).float() for data in self.data]
         with contextlib.nullcontext() if is_synchronised else self.model.no_sync():
-            self.model(inputs[dist.get_rank()], used, idle).backward()
+            self.model(inputs[dist.get_rank()], used, idle, in_segments).backward()
         mean = sum(inputs) / len(inputs)
-        return torch.stack([mean if i in used else torch.zeros(self.SIZE) for i in range(3)])
+        return torch.stack([mean * used.count(i) for i in range(3)])
+
+    def failed_backward(self):
+        """In no_sync(); part 0's gradient is the last one."""
+
+        def fail(_):
+            raise ArithmeticError
+
+        hook = self.parts[0].register_hook(fail)
+        with contextlib.suppress(ArithmeticError):
+            self.backward([0, 1, 2], False)
+            raise AssertionError("the backward did not fail")
+        hook.remove()
 
     def gradients(self):
         """Of each part, whole."""
@@ -227,6 +245,16 @@ def kept_by_fsdp1(use_orig_params):
         job.zero_grad()
     expected = job.backward([0, 1, 2], False) + job.backward([0], True, idle=[1])
     see("parts that the last backward does not use", expected)
+    job.zero_grad()
+    for is_last in (False, True):
+        expected = job.backward([0, 1, 1], False, in_segments=True) + job.backward(
+            [0, 1, 1, 2], False, in_segments=True
+        )
+        see("a part in two segments", expected + job.backward([0, 1, 1], True, in_segments=is_last))
+        job.zero_grad()
+    job.backward([0, 1, 2], False)
+    job.failed_backward()
+    see("behind a backward that failed", job.backward([0, 1, 2], True))
     job.zero_grad()
     job.backward([0, 1, 2], False)
     kept = sum(part._handle._fcdp_kept.rows.numel() for part in job.model.module.parts)

@@ -5,7 +5,8 @@ gradients FSDP1 keeps unsharded in `flat_param.grad`.
 With FCDP_REDUCE=hierarchical such a gradient is reduced within the node at once (_keep). What is kept is 1/g of it, on each
 of a node's g ranks. Between two backwards a stand-in of its shape, without its memory, is in `flat_param.grad`: a read of
 it raises, by name; and where the program has dropped it, as zero_grad() does, what is kept goes too. During a backward
-it is taken away, since autograd adds to what it finds there.
+it is taken away, since autograd adds to what it finds there. A backward that fails places none, and what is kept without
+one goes when the next forward begins (_drop_failed).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 from fcdp import reduce, released, seam
 from fcdp.seam import wrap
+from fcdp.tree import in_backward
 
 # Without these, gradients stay unsharded in no_sync().
 _FUNCTIONS = {
@@ -41,7 +43,7 @@ class _Kept:
 
     def __init__(self, rows: torch.Tensor):
         self.rows = rows
-        self.stand_in: torch.UntypedStorage | None = None  # of the stand-in; None: it is not placed
+        self.stand_in: torch.UntypedStorage | None = None  # None: a backward has taken or made this, and has not ended
         self.name = ""
 
     def place(self, handle: Any, name: str) -> None:
@@ -162,20 +164,27 @@ def _keep(state: Any, handle: Any, reducer: reduce.Reducer, to_reduce: Callable[
 
 
 def _take(handle: Any) -> None:
-    """Before a backward. One that has failed leaves no stand-in, and what was kept goes then, as that backward's own
-    gradients are of no use."""
+    """Before autograd adds to the gradient: in one backward again for each segment that is computed anew (reentrant
+    checkpointing)."""
     kept = handle.__dict__.get("_fcdp_kept")
     if kept is None:
         return
-    if kept.stand_in is None or kept.is_dropped(handle):
+    if kept.is_dropped(handle):
         handle._fcdp_kept = None
     else:
         kept.remove(handle)
 
 
+def _drop_failed(handle: Any) -> None:
+    """Outside of a backward. One that has failed leaves what it had taken or made, and its own gradients are of no use."""
+    kept = handle.__dict__.get("_fcdp_kept")
+    if kept is not None and kept.stand_in is None:
+        handle._fcdp_kept = None
+
+
 def _reduce_unused(module: ModuleType, state: Any, handle: Any) -> None:
-    """A backward outside of no_sync() has ended without this flat parameter. FSDP1 leaves its optimizer an unsharded
-    gradient then, which no optimizer takes; here what is kept crosses."""
+    """A backward outside of no_sync() has ended without this flat parameter. FSDP1 raises then: it asserts that each has a
+    reduced gradient. Here what is kept crosses."""
     kept, flat_param = handle._fcdp_kept, handle.flat_param
     if kept.is_dropped(handle):
         handle._fcdp_kept = None
@@ -230,6 +239,13 @@ def install(module: ModuleType, cls: type, name: Callable[[Any], str]) -> None:
             return original(state, handle, *args)
         finally:
             state._sync_gradients, handle._fcdp_keeping = False, None
+
+    @wrap(module, "_root_cast_forward_input")
+    def begin_forward(original, state, *args):
+        if state._is_root and not in_backward():  # in a backward: it computes again what that needs
+            for handle in state._all_handles:
+                _drop_failed(handle)
+        return original(state, *args)
 
     @wrap(cls, "prepare_gradient_for_backward")
     def prepare(original, self):
