@@ -51,7 +51,10 @@ def sharded(scenario):
     settings |= {"mesh": mesh} if mesh is not None else {}
     for block in model.net.blocks:
         fully_shard(block, **settings)
-    fully_shard(model.wide, shard_placement_fn=lambda parameter: Shard(1), **settings)
+    others = {}
+    if scenario == "two_meshes":  # no rank is the first of this one and of the other
+        others["mesh"] = DeviceMesh(DEVICE.type, [[2, 3], [0, 1]], mesh_dim_names=("a", "b"))
+    fully_shard(model.wide, shard_placement_fn=lambda parameter: Shard(1), **settings | others)
     return fully_shard(model, ignored_params={model.own}, **settings)
 
 

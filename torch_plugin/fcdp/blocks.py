@@ -37,14 +37,14 @@ def _fingerprint_of_bytes(data: bytes) -> int:
 
 
 def pack(
-    name: str, now: torch.Tensor, whole: tuple[int, ...], offset: tuple[int, ...], before: int, wire: bytes
+    name: str, now: torch.Tensor, whole: tuple[int, ...], offset: tuple[int, ...], before: int, after: int, wire: bytes
 ) -> bytes:
-    """`before`: the part's fingerprint in the version before; 0: there is none. `wire`: the difference from it; empty: the
-    bytes themselves."""
+    """`before` and `after`: the part's fingerprints, in the version before (0: there is none) and now. `wire`: the
+    difference between them; empty: the bytes themselves."""
     names = name.encode(), _dtype_name(now.dtype).encode()
     payload = wire or ctypes.string_at(now.data_ptr(), now.nbytes)
     sizes = len(names[0]), len(names[1])
-    head = _HEAD.pack(_MAGIC, bool(wire), len(whole), *sizes, before, fingerprint(now))
+    head = _HEAD.pack(_MAGIC, bool(wire), len(whole), *sizes, before, after)
     block = head + struct.pack(f"<{3 * len(whole)}q", *whole, *offset, *now.shape) + names[0] + names[1] + payload
     return block + _END.pack(_fingerprint_of_bytes(block))
 

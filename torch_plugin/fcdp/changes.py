@@ -4,18 +4,19 @@ A rank knows its own shards: what they are now, and, from the copy that its node
 last gathered. Their difference is what is sent, so there is no other copy of the weights and no collective. All ranks'
 changes together are the model's.
 
-A version is the fingerprint of every shard. Changes are made from the gathered copy if that is of the version asked
-for, by its fingerprint; nothing is guessed.
+A version is the fingerprint of every shard that the rank sends. Changes are made from the gathered copy if that is of
+the version asked for, by its fingerprint; nothing is guessed.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 import fcdp
@@ -70,11 +71,18 @@ def _refuse_fsdp1(model: torch.nn.Module) -> None:
         raise NotImplementedError("fcdp.changed() serves models of FSDP2 (fully_shard), not of FSDP1")
 
 
+def _is_first(parameters: Iterable[torch.Tensor]) -> bool:
+    """Does this rank send what is not sharded? Each rank has it: the smallest of those in the model's meshes does. None need
+    be the first in all meshes."""
+    meshes = {parameter.device_mesh for parameter in parameters if isinstance(parameter, DTensor)}
+    return all(dist.get_rank() <= mesh.mesh.min().item() for mesh in meshes)
+
+
 def _local(
     name: str, parameter: torch.Tensor, is_first: bool
 ) -> tuple[torch.Tensor, tuple[int, ...], tuple[int, ...], bool]:
-    """This rank's part, where it begins, its shape, and whether another rank has it too, and tells of it. `is_first`: of
-    the ranks that have the same of what is not sharded."""
+    """This rank's part, where it begins, its shape, and whether another rank has it too, and sends it. `is_first`: this one
+    sends what is not sharded."""
     if not isinstance(parameter, DTensor):
         return parameter.detach(), (0,) * parameter.dim(), tuple(parameter.shape), not is_first
     from fcdp import whole
@@ -86,10 +94,13 @@ def _local(
     return parameter.to_local().detach(), offset, shape, is_again
 
 
-def _now(name: str, sharded: Any, local: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """This rank's part in the dtype in which it is gathered, in host memory."""
+def _refuse_subclass(name: str, local: torch.Tensor) -> None:
     if type(local) is not torch.Tensor:
         raise NotImplementedError(f"fcdp.changed(): {name} is of the type {type(local).__name__}")
+
+
+def _now(sharded: Any, local: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """This rank's part in the dtype in which it is gathered, in host memory."""
     part = local.to(local.dtype if sharded is None else sharded.dtype)
     return part.view(shape).contiguous().cpu()
 
@@ -122,14 +133,14 @@ def changed(since: Any) -> Changes:
     for alias in (alias for one in sharded.values() for alias in (one.name, *one.aliases)):
         others.pop(_clean(alias), None)  # while they are unsharded, the module has another tensor in their place
     parameters |= others
-    meshes = [parameter.device_mesh for parameter in parameters.values() if isinstance(parameter, DTensor)]
-    is_first = not any(index for mesh in meshes for index in mesh.get_coordinate() or ())
+    is_first = _is_first(parameters.values())
     blocks, fingerprints = [], {}
     for name, parameter in parameters.items():
         local, offset, shape, is_again = _local(name, parameter, is_first)
-        if 0 in shape:
+        _refuse_subclass(name, local)
+        if is_again or 0 in shape:
             continue
-        now = _now(name, sharded.get(name), local, shape)
+        now = _now(sharded.get(name), local, shape)
         fingerprints[name] = fingerprint(now)
         if before is not None and before.get(name) == fingerprints[name]:
             continue
@@ -141,7 +152,6 @@ def changed(since: Any) -> Changes:
                 f"{name}: the version is no longer there: the node has gathered the weights since they changed again. "
                 "Call fcdp.changed() after each optimizer step, or with the model for all weights"
             )
-        if not is_again:
-            was = 0 if before is None else before.get(name, 0)
-            blocks.append((name, pack(name, now, tuple(parameter.shape), offset, was, wire)))
+        was = 0 if before is None else before.get(name, 0)
+        blocks.append((name, pack(name, now, tuple(parameter.shape), offset, was, fingerprints[name], wire)))
     return Changes(blocks, Version(model, fingerprints))
