@@ -164,6 +164,16 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path):
     assert_equal(weights, torch.load(tmp_path / "truth2-0.pt"))
 
 
+def test_the_bytes_of_a_part_of_more_than_4_gib_are_whole():
+    """As pack() puts them into a block. Here nearly none are touched."""
+    from fcdp import blocks
+
+    part = torch.empty((4 << 30) + 1, dtype=torch.uint8)
+    part[-1] = 7
+    payload = blocks._bytes_of(part)
+    assert memoryview(payload).nbytes == part.nbytes and payload[-1] == b"\x07"
+
+
 def test_a_model_without_fsdp_comes_whole():
     import fcdp
 

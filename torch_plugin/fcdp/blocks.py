@@ -32,6 +32,11 @@ def fingerprint(tensor: torch.Tensor) -> int:
     return _fcdp.fingerprint(tensor.data_ptr(), tensor.nbytes)
 
 
+def _bytes_of(tensor: torch.Tensor) -> ctypes.Array[ctypes.c_char]:
+    """The memory of one such. (ctypes.string_at() takes its size as a C int.)"""
+    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+
+
 def _fingerprint_of_bytes(data: bytes) -> int:
     return fingerprint(torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
@@ -42,11 +47,13 @@ def pack(
     """`before` and `after`: the part's fingerprints, in the version before (0: there is none) and now. `wire`: the
     difference between them; empty: the bytes themselves."""
     names = name.encode(), _dtype_name(now.dtype).encode()
-    payload = wire or ctypes.string_at(now.data_ptr(), now.nbytes)
+    payload = wire or _bytes_of(now)
     sizes = len(names[0]), len(names[1])
     head = _HEAD.pack(_MAGIC, bool(wire), len(whole), *sizes, before, after)
-    block = head + struct.pack(f"<{3 * len(whole)}q", *whole, *offset, *now.shape) + names[0] + names[1] + payload
-    return block + _END.pack(_fingerprint_of_bytes(block))
+    places = struct.pack(f"<{3 * len(whole)}q", *whole, *offset, *now.shape)
+    block = bytearray().join((head, places, *names, payload))
+    block += _END.pack(fingerprint(torch.frombuffer(block, dtype=torch.uint8)))
+    return bytes(block)
 
 
 def _refuse(name: str, why: str) -> NoReturn:
