@@ -37,7 +37,7 @@
 /* RECLAIM: which reclaimer, in the order of fcdp_reclaimer. HOST_WAIT: FOR_x, of this layer and of others. */
 #define FCDP_ALLOC_CAUSES(X)                                                                                 \
     X(RECLAIM_CACHES, 1, "caches", "freed tensors' pages that are idle at once")                             \
-    X(RECLAIM_SCRATCH, 2, "scratch", "staging that no thread is using, once what is in it has been copied")                   \
+    X(RECLAIM_SCRATCH, 2, "scratch", "staging that no thread is using, once what is in it has been copied")  \
     X(RECLAIM_EVICT, 3, "evict", "free slots, then regions kept on the device")                              \
     X(RECLAIM_WAITING, 4, "waiting", "freed tensors' pages that other streams still use")                    \
     X(RECLAIM_NEIGHBOUR, 5, "native_allocator", "PyTorch's own allocator")                                   \

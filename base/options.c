@@ -42,7 +42,8 @@ typedef struct option_parser {
     X(USER, "FCDP_POLICY", "tau|next-use|auto", "auto",                                                      \
       "which groups stay on the device: tau: those that FCDP_TAU allows; next-use: whatever FCDP_TAU is, "   \
       "as many as fit of those that are needed soonest, once the order of uses is known; auto: next-use "    \
-      "where FCDP allocates the device's tensors, unless FCDP_TAU is set or FCDP_FINGERPRINT is never; else tau",                         \
+      "where FCDP allocates the device's tensors, unless FCDP_TAU is set or FCDP_FINGERPRINT is never; "     \
+      "else tau",                                                                                            \
       FIELD(CHOICE, policy, 0, 0))                                                                           \
     X(USER, "FCDP_PLAN", "path", "",                                                                         \
       "a plan that fcdp-plan search has written: where each group lives between its uses. It goes before "   \

@@ -7,9 +7,9 @@
  *     -> fcdp_group_begin (use.h)
  *
  * A vote is one byte per parameter, why its copy is stale here (validity.h), and three more: the region is
- * not on this rank's device; its copy may be lost here behind a use (copy.h); its slice is not on this
- * rank's disk any more (spilled.h). What is agreed stale crosses
- * the nodes. What is fresh, and not on the device of every rank, is restored on all of them together.
+ * not on this rank's device; its copy may be lost here behind a use (copy.h); its frozen span cannot come
+ * from this rank's disk (frozen.h). What is agreed stale crosses the nodes. What is fresh, and not on the
+ * device of every rank, is restored on all of them together.
  *
  * A shard's bytes need not be there when the ranks agree: a program may free what it does not use, or
  * fill it right before its use. FCDP_STALE_MISSING is the highest bit, so the maximum has it where any
