@@ -106,6 +106,7 @@ typedef struct fcdp_sleep_counts {
     size_t live_bytes;   /* of live tensors */
     size_t copied_bytes; /* of these, those that were copied */
     size_t page_bytes;   /* of device pages that went, or came back */
+    bool fell_asleep;    /* something was awake before */
 } fcdp_sleep_counts;
 /* FCDP_ERR_INVALID: a CUDA graph is captured with one of the heap's private pools, on whichever stream. */
 fcdp_status fcdp_heap_check_capture(fcdp_heap *heap) FCDP_MUST_CHECK;

@@ -511,12 +511,14 @@ static void tidy(fcdp_heap *heap, const sleepers *s, const pieces *list) {
     for (size_t i = 0; i < list->n; i++) list->at[i].saved->in_use = false;
 }
 
-/* Arenas that are made from here on sleep, or not. */
-static void all_set(fcdp_heap *heap, const fcdp_sleep_of *of, bool asleep) {
-    if (!of->all) return;
+/* Arenas that are made from here on sleep, or not. False: it was so before. */
+static bool all_set(fcdp_heap *heap, const fcdp_sleep_of *of, bool asleep) {
+    if (!of->all) return false;
     fcdp__lock_acquire(&heap->lock);
+    bool changes = heap->sleep.all != asleep;
     heap->sleep.all = asleep;
     fcdp__lock_release(&heap->lock);
+    return changes;
 }
 
 static void calls_trace(uint64_t start_ns, uint16_t kind, const fcdp_sleep_counts *counts) {
@@ -623,7 +625,7 @@ fcdp_status fcdp_heap_sleep(fcdp_heap *heap, const fcdp_sleep_of *of, fcdp_read_
     if (!status) status = pieces_save(&saved, prints, counts_out);
     if (!status) status = arenas_unmap(&saved, s, counts_out);
     if (status) status = sleep_undo(heap, s, counts_out, status);
-    if (!status) all_set(heap, of, true);
+    if (!status) counts_out->fell_asleep = all_set(heap, of, true) || s->n > 0;
     if (!status) (void)fcdp__pool_trim(heap->pool);
     if (!status) calls_trace(start_ns, FCDP_EVENT_SLEEP, counts_out);
     saving_end(&saved);
@@ -642,7 +644,7 @@ fcdp_status fcdp_heap_wake(fcdp_heap *heap, const fcdp_sleep_of *of, bool keeps,
     sleepers_find(heap, of, true, s);
     fcdp_status status = arenas_wake(heap, s, counts_out);
     if (!status) {
-        all_set(heap, of, false);
+        (void)all_set(heap, of, false);
         sleepers_find(heap, of, true, s); /* made meanwhile: nothing of them is away */
         arenas_set(s, false);
     }

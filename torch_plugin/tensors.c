@@ -94,10 +94,15 @@ static bool gil_is_held(void) {
     return known && known();
 }
 
-/* Where memory is short this waits for the device, whose host functions may want the GIL for a collective.
- * PyTorch keeps it in some of its calls, such as a storage's resize. */
+/* Before a wait for the device, whose host functions may want the GIL for a collective. PyTorch keeps it in
+ * some of its calls, such as a storage's resize. NULL: there is none to give, or none that wants it. */
+static PyThreadState *gil_give(void) {
+    return binding_transport_uses_python() && gil_is_held() ? PyEval_SaveThread() : NULL;
+}
+
+/* Where memory is short, this waits for the device. */
 static fcdp_status heap_malloc(fcdp_heap *heap, size_t bytes, void *stream, fcdp_dptr *at_out) {
-    PyThreadState *python = binding_transport_uses_python() && gil_is_held() ? PyEval_SaveThread() : NULL;
+    PyThreadState *python = gil_give();
     fcdp_status status = fcdp_heap_malloc(heap, bytes, stream, at_out);
     if (python) PyEval_RestoreThread(python);
     return status;
@@ -172,12 +177,14 @@ static void hook_init(int n_devices) {
     binding_allocator_calls_pass_on();
 }
 
-/* torch.cuda.empty_cache() */
+/* torch.cuda.empty_cache(), which keeps the GIL in some torches; it waits for the device, as above. */
 static void hook_reset(void) {
+    PyThreadState *python = gil_give();
     for (int ordinal = 0; ordinal < TENSORS_MAX_DEVICES; ordinal++) {
         fcdp_device *device = device_of(ordinal);
         if (device && fcdp_heap_trim(device->heap)) fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
     }
+    if (python) PyEval_RestoreThread(python);
 }
 
 /* torch.cuda.set_per_process_memory_fraction(): of the whole device, for tensors and gathered parameters
@@ -389,7 +396,7 @@ PyObject *binding_tensors_sleep(PyObject *self, PyObject *args) {
         fcdp_device *device = device_of(i);
         if (!device) continue;
         status = fcdp_heap_sleep(device->heap, &of, fcdp_fingerprints_of, device->drv, &one);
-        slept[i] = !status && one.page_bytes > 0;
+        slept[i] = !status && one.fell_asleep;
         counts_sum(&sum, &one);
     }
     if (status) status = sleep_undo(&of, slept, status);

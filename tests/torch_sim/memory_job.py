@@ -235,6 +235,20 @@ def a_storage_grows(device):
 
 
 @job
+def a_cache_is_emptied(device):
+    """While gathers are still to come, behind which memory was freed."""
+    trained = Trained(device)
+    trained.step(trained.batch())
+    torch.sim.synchronize()
+    torch.sim.set_rates(gflops=0.02)
+    trained.loss_of(trained.batch())
+    held = torch.sim.memory_reserved()
+    torch.accelerator.empty_cache()  # PyTorch keeps the GIL
+    torch.sim.set_rates(gflops=0)
+    return {"given_back": held - torch.sim.memory_reserved()}
+
+
+@job
 def restores_are_put_off(device):
     """On two ranks of four, none of them finds memory ahead of its use."""
     from fcdp import _fcdp

@@ -61,6 +61,10 @@ def test_a_storage_that_grows_does_not_wait_for_collectives_with_the_gil(train):
     assert all(rank["bytes"] == 40 << 20 for rank in train("a_storage_grows", FCDP | SMALL))
 
 
+def test_an_emptied_cache_does_not_wait_for_collectives_with_the_gil(train):
+    assert all(rank["given_back"] > 0 for rank in train("a_cache_is_emptied", FCDP | SMALL))
+
+
 def test_kept_groups_go_before_a_tensor_is_refused(train):
     plain = train("kept_groups_make_room", RACES | SMALL)
     ranks = train("kept_groups_make_room", MODES["exact-kept"] | SMALL)

@@ -33,7 +33,9 @@ def _number(name: str | None) -> int | None:
 
 @contextlib.contextmanager
 def tag(name: str) -> Iterator[None]:
-    before = _fcdp.tensors_tag(_tags.setdefault(name, len(_tags) + 1))
+    with _one_at_a_time:
+        number = _tags.setdefault(name, len(_tags) + 1)
+    before = _fcdp.tensors_tag(number)
     try:
         yield
     finally:
