@@ -109,7 +109,8 @@ bool fcdp__cpus_own(fcdp_cpus *cpus_out) {
     return thread_cpus(0, cpus_out);
 }
 
-/* A thread may be started meanwhile, by one that was not bound yet: a pass that finds none is the last. */
+/* A thread may be started meanwhile, by one that was not bound yet: a pass that finds none is the last. A thread
+ * of which the process's cpuset leaves no other CPUs than `from` has not moved, and is not tried for ever. */
 unsigned fcdp__cpus_bind(const fcdp_cpus *from, const fcdp_cpus *to) {
     unsigned n_all = 0, n_pass;
     if (!fcdp__cpus_count(to) || is_same(from, to)) return 0;
@@ -120,7 +121,8 @@ unsigned fcdp__cpus_bind(const fcdp_cpus *from, const fcdp_cpus *to) {
             pid_t thread = (pid_t)atoi(entry->d_name);
             fcdp_cpus now;
             if (thread > 0 && thread_cpus(thread, &now) && is_same(&now, from) &&
-                !sched_setaffinity(thread, sizeof *to, to->sets))
+                !sched_setaffinity(thread, sizeof *to, to->sets) && thread_cpus(thread, &now) &&
+                !is_same(&now, from))
                 n_pass++;
         }
         if (threads) closedir(threads);

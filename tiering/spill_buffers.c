@@ -1,8 +1,9 @@
 /* spill_buffers.c - the buffers, and the thread between them and the disk.
  *
  * A thread waits for a buffer that ends by itself, or by what it has enqueued itself: not for one that is
- * claimed (fetched, and not loaded yet), nor for one that another model's gather is to fill, for which a
- * peer may wait for this thread. Where there are only such, one more is made.
+ * claimed (fetched, and not loaded yet), nor for one that another model's gather is to fill or from which
+ * its restore copies, for which a peer may wait for this thread. Where there are only such, one more is
+ * made.
  *
  * A stream's host function may take no lock that a caller of the driver holds, so it only sets a flag and
  * raises a semaphore.
@@ -254,7 +255,9 @@ static fcdp_status any_await(fcdp_spill_buffers *set, fcdp_stream filler, bool *
     fcdp_status status = FCDP_OK;
     for (fcdp_spill_buffer *b = set->first; b; b = b->next) {
         if (ends_by_itself(b, filler)) busy = b;
-        if (b->state == FCDP_SPILL_BUFFER_IDLE && !b->claimed && b->loading) loading = b;
+        if (b->state == FCDP_SPILL_BUFFER_IDLE && !b->claimed && b->loading && b->of &&
+            b->of->filler == filler)
+            loading = b;
     }
     *none_out = !busy && !loading;
     if (loading) {

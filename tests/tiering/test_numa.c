@@ -489,7 +489,7 @@ static bool same(const fcdp_cpus *a, const fcdp_cpus *b) {
 static void threads_are_bound_and_given_back_but_those_that_go_their_way(void **state) {
     (void)state;
     enum { N = 4 };
-    fcdp_cpus before, one = {0}, now;
+    fcdp_cpus before, one = {0}, now, wider;
     sleeper sleepers[N] = {{.goes_its_way = true}};
     int first = 0, last;
     assert_true(fcdp__cpus_own(&before));
@@ -513,6 +513,10 @@ static void threads_are_bound_and_given_back_but_those_that_go_their_way(void **
     assert_true(fcdp__cpus_bind(&one, &before) >= 1);
     assert_true(fcdp__cpus_own(&now) && same(&now, &before));
     assert_int_equal(fcdp__cpus_bind(&before, &(fcdp_cpus){0}), 0); /* nowhere is not a place */
+    /* CPUs that the process has lost meanwhile: the kernel takes the others, where the thread is already */
+    wider = before;
+    CPU_SET_S(FCDP_MAX_CPUS - 1, sizeof wider, wider.sets);
+    assert_int_equal(fcdp__cpus_bind(&before, &wider), 0);
     pthread_barrier_destroy(&bound);
     pthread_barrier_destroy(&looked);
 }

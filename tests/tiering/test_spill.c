@@ -9,6 +9,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -201,6 +202,34 @@ static void test_reads_run_ahead(void **state) {
     for (int round = 0; round < 5; round++)
         for (uint32_t i = 0; i < w.n; i++) assert_true(load(&w, i));
     assert_true(count(&w, FCDP_COUNT_SPILL_READ_BYTES) <= 5 * bytes + 2 * (4 << 20));
+    world_close(&w);
+}
+
+static void opened(void *held) {
+    while (!atomic_load((atomic_bool *)held)) sched_yield();
+}
+
+/* Another model's restore, which waits for its peers, holds the only buffer: this one's store does not wait
+ * for it, as such a peer may wait for this store. */
+static void test_another_models_load_is_not_waited_for(void **state) {
+    (void)state;
+    static atomic_bool open;
+    world w;
+    fcdp_stream others;
+    atomic_store(&open, false);
+    world_open(&w, 2, 1);
+    assert_ok(fcdp__driver_stream_create(w.drv, &others));
+    store(&w, 0);
+    assert_true(fcdp__spill_fetch(w.slices[0]));
+    assert_ok(fcdp__driver_host_function(w.drv, w.h2d, opened, &open));
+    assert_ok(fcdp__spill_load(w.slices[0], fcdp__vrange_base(w.range), w.h2d));
+    alarm(60); /* where it waits, the test ends */
+    assert_ok(fcdp__spill_store(w.slices[1], fcdp__vrange_base(w.range), others));
+    alarm(0);
+    atomic_store(&open, true);
+    assert_ok(fcdp__driver_stream_sync(w.drv, w.h2d));
+    assert_ok(fcdp__driver_stream_sync(w.drv, others));
+    fcdp__driver_stream_destroy(w.drv, others);
     world_close(&w);
 }
 
@@ -441,6 +470,7 @@ int main(void) {
         cmocka_unit_test(test_a_larger_slice_comes_later),
         cmocka_unit_test(test_a_slice_that_is_too_large),
         cmocka_unit_test(test_two_models_at_once),
+        cmocka_unit_test(test_another_models_load_is_not_waited_for),
         cmocka_unit_test(test_every_fault_at_every_block),
         cmocka_unit_test(test_random_schedules),
         cmocka_unit_test(test_a_load_on_a_device_that_has_failed),
