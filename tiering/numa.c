@@ -109,8 +109,8 @@ bool fcdp__cpus_own(fcdp_cpus *cpus_out) {
     return thread_cpus(0, cpus_out);
 }
 
-/* A thread may be started meanwhile, by one that was not bound yet: a pass that finds none is the last. A thread
- * of which the process's cpuset leaves no other CPUs than `from` has not moved, and is not tried for ever. */
+/* A thread may be started meanwhile, by one that was not bound yet: a pass that finds none is the last. A
+ * thread that the process's cpuset has no other CPUs for than `from` does not move, and is not tried again. */
 unsigned fcdp__cpus_bind(const fcdp_cpus *from, const fcdp_cpus *to) {
     unsigned n_all = 0, n_pass;
     if (!fcdp__cpus_count(to) || is_same(from, to)) return 0;

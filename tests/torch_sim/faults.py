@@ -8,9 +8,10 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "torch_plugin"))
+import pytest
+
 import conftest
 import launch
-import pytest
 
 JOB = {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TAU": "0", "FCDP_TRANSPORT": "torch", "FCDP_TIMEOUT": "60"}
 JOBS = {"all": {}, "slices": {"FCDP_RESTORE": "slice"}}  # faults_job.py's sets of faults, and the options of each
