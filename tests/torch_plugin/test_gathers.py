@@ -227,6 +227,19 @@ def test_a_deleted_model_holds_nothing(counted):
             assert stats["after"]["gathers"][key] >= stats["alive"]["gathers"][key] > stats["before"]["gathers"][key]
 
 
+def keys(stats):
+    """Of the statistics, and of their parts: not of those that are empty at first."""
+    parts = {name: set(part) for name, part in stats.items() if isinstance(part, dict)}
+    return set(stats), {name: parts[name] for name in parts if name not in ("collectives", "host", "topology")}
+
+
+def test_statistics_have_the_same_keys_before_anything_is_served(counted):
+    from fcdp import report
+
+    _, last = counted("count_full").ranks[0]["marks"][-1]
+    assert keys(report._nothing_yet()) == keys(last)
+
+
 BYPASSED = {
     "hsdp_sharded_inside_the_nodes": "node",
     "fsdp1_hybrid_inside_the_nodes": "node",

@@ -9,6 +9,7 @@ from typing import Any
 from fcdp import unserved, words
 
 _KINDS = ("calls", "inter_bytes_sent", "intra_bytes_sent")
+_MOVES = "h2d_bytes d2h_bytes stores slice_loads whole_loads evictions maps memory_waits plans surprises".split()
 
 
 def _counts(values: Any) -> dict[str, int]:
@@ -24,21 +25,21 @@ def _nothing_yet() -> dict[str, Any]:
         "topology": None,
         "transport": None,
         "collectives": {},
-        "moves": {"h2d_bytes": 0, "d2h_bytes": 0},
+        "moves": dict.fromkeys(_MOVES, 0),
         "gathers": {"made": 0, "avoided": 0, "forward": 0, "backward": 0, "plain": 0},
         "wholes": {"cached": 0, "gathered": 0, "plain": 0},
         "groups": [],
-        "device_bytes": {"current": 0, "peak": 0},
+        "device_bytes": {"current": 0, "peak": 0, "budget": 0},
         "host_bytes": {"current": 0, "peak": 0},
         "host": {},
         "cache": {"read_bytes": 0, "written_bytes": 0},
-        "reductions": {"hierarchical": 0, "flat": 0, "kept": 0, "reasons": []},
+        "reductions": {"hierarchical": 0, "flat": 0, "kept": 0, "reasons": [], "rounding_error": None},
         "spill": {"bytes": 0, "written_bytes": 0, "read_bytes": 0, "failures": 0, "waits": 0, "wait_seconds": 0.0},
         "deltas": {"gathers": 0, "whole": 0, "rounding_error": None},
         "asleep_bytes": 0,
         "bypassed": [],
         "saved": {"plain_bytes": 0, "gather_bytes": 0, "beside_bytes": 0},
-        "waits": {},
+        "waits": {"gathers": 0, "seconds": 0.0, "pages": 0, "page_seconds": 0.0, "agreements": 0},
         "python_calls": 0,
     }
 
