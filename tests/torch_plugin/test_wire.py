@@ -34,6 +34,20 @@ def test_values_come_back_rounded_and_what_was_sent_is_as_it_was(wire, n):
     assert not back(wire, torch.zeros(2, n)).any()
 
 
+TINY = torch.finfo(torch.float32).tiny
+
+
+@pytest.mark.parametrize("most", [1e-45, TINY / 3, TINY, 1e-37, 126 * TINY, 128 * TINY, 1e-30, 1.0, 3.4e38])
+@pytest.mark.parametrize("wire", ["int8"], indirect=True)
+def test_values_of_any_magnitude_are_off_by_at_most_half_the_scale_that_is_sent(wire, most):
+    rows = torch.linspace(-1, 1, 4 * 256).mul(most).view(4, 256)
+    (packed,) = wire.pack(rows.view(1, -1))
+    scales = packed[: 4 * 4].view(torch.float32).double().unsqueeze(-1)
+    assert torch.all(scales <= max(most / 127, TINY) * 1.0001)
+    off = wire.unpack(packed, rows.numel()).view_as(rows).double() - rows.double()
+    assert torch.all(off.abs() <= scales * 0.5001)
+
+
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_what_is_not_finite_stays_so(wire, value):
     rows = torch.ones(2, 600)

@@ -1,8 +1,9 @@
 """FCDP_REDUCE_DTYPE: in which form the nodes' sums of gradients cross (reduce.py).
 
     bf16    each value, rounded to bfloat16
-    int8    for each 256 values a float32 scale, their largest magnitude / 127, and a byte for each value; as ZeRO++'s
-            quantised gradients (qgZ, arXiv:2306.10209, section 4.3)
+    int8    for each 256 values a float32 scale, their largest magnitude / 127, and a byte for each value, which is off
+            by at most half a scale; as ZeRO++'s quantised gradients (qgZ, arXiv:2306.10209, section 4.3). No scale is
+            less than float32's least normal number
 
 What comes is added in float32 at least. What is not finite stays so, of int8 the whole block: gradient scalers look for
 it.
@@ -19,6 +20,7 @@ from fcdp.settings import options
 _BLOCK = 256  # values
 _SCALE_BYTES = 4
 _MOST = 127
+_LEAST_SCALE = torch.finfo(torch.float32).tiny  # 127 of a subnormal scale may be less than the largest magnitude
 
 
 class Wire:
@@ -45,8 +47,8 @@ class _Int8(Wire):
     def pack(self, rows: torch.Tensor) -> torch.Tensor:
         k, n = rows.shape
         blocks = F.pad(rows.float(), (0, -n % _BLOCK)).view(k, -1, _BLOCK)
-        scales = blocks.abs().amax(dim=-1) / _MOST
-        values = (blocks / scales.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(-1)).round_()
+        scales = (blocks.abs().amax(dim=-1) / _MOST).clamp_min(_LEAST_SCALE)
+        values = (blocks / scales.unsqueeze(-1)).round_()
         return torch.cat([scales.view(torch.uint8), values.to(torch.int8).view(torch.uint8).view(k, -1)], dim=1)
 
     def unpack(self, row: torch.Tensor, n: int) -> torch.Tensor:
