@@ -54,6 +54,9 @@ def sharded(scenario):
     others = {}
     if scenario == "two_meshes":  # no rank is the first of this one and of the other
         others["mesh"] = DeviceMesh(DEVICE.type, [[2, 3], [0, 1]], mesh_dim_names=("a", "b"))
+    if scenario == "backwards":  # FSDP shards by the ranks of its process group, which is in their order
+        others["mesh"] = DeviceMesh(DEVICE.type, [3, 2, 1, 0])
+        fully_shard(model.net.head, **settings | others)  # whose shards are not alike
     fully_shard(model.wide, shard_placement_fn=lambda parameter: Shard(1), **settings | others)
     return fully_shard(model, ignored_params={model.own}, **settings)
 

@@ -63,6 +63,7 @@ def rebuilt(folder, n_steps=N_STEPS):
         ("hsdp", HOST, 4),
         ("hsdp_inside", HOST, 4),  # nothing for FCDP to serve
         ("two_meshes", HOST, 4),
+        ("backwards", HOST, 4),
         ("evaluation", KEPT | {"FCDP_CODEC": "delta"}, 4),
     ],
     ids=[
@@ -74,6 +75,7 @@ def rebuilt(folder, n_steps=N_STEPS):
         "hsdp",
         "hsdp-inside",
         "two-meshes",
+        "backwards",
         "evaluation",
     ],
 )

@@ -47,17 +47,27 @@ def offer(group: Group, index: int, shape: torch.Size, dtype: torch.dtype) -> No
 def place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
     """Where this rank's part of a DTensor lies: its first element's indices and its shape; and whether other ranks have
     the same part, one of which is the first of them and not this one. Raises NotImplementedError for placements under
-    which the part is no box of the whole, or not this rank's alone to know."""
+    which the part is no box of the whole, or not this rank's alone to know.
+
+    By its ranks in the process groups, as FSDP shards and full_tensor() gathers: a group's order need not be the mesh's."""
     from torch.distributed.tensor import Shard
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     placements, mesh = parameter.placements, parameter.device_mesh
     dims = [placement.dim for placement in placements if type(placement) is Shard]
     if len(set(dims)) != len(dims) or not all(type(p) is Shard or p.is_replicate() for p in placements):
         raise NotImplementedError(f"its placements are {placements}")
-    shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
-    coordinate = mesh.get_coordinate() or ()  # None: this rank is not in the mesh, and has no part
-    is_again = any(p.is_replicate() and at for p, at in zip(placements, coordinate))
+    if mesh.get_coordinate() is None:  # this rank is not in the mesh, and has no part
+        return (), (0,), False
+    offset, shape, is_again = [0] * parameter.dim(), list(parameter.shape), False
+    for mesh_dim, placement in enumerate(placements):
+        rank, n = mesh.get_local_rank(mesh_dim), mesh.size(mesh_dim)
+        if placement.is_replicate():
+            is_again = is_again or rank > 0
+            continue
+        dim = placement.dim
+        size = -(-shape[dim] // n)
+        offset[dim] = min(rank * size, shape[dim])
+        shape[dim] = min(size, shape[dim] - offset[dim])
     return tuple(offset), tuple(shape), is_again
 
 
