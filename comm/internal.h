@@ -64,9 +64,10 @@ struct fcdp_engine {
     char spill_lacks[FCDP_OPTION_PATH_BYTES + 256]; /* to be said once; "": nothing */
     bool spill_warned;
     fcdp_numa_plan numa;
-    fcdp_cpus cpus_before; /* numa.binds: where threads ran before */
-    fcdp_counts counts;    /* what others count is filled in when the stats are asked for */
-    atomic_bool asleep;    /* no group may be unsharded */
+    fcdp_cpus cpus_before;           /* numa.binds: where threads ran before */
+    fcdp_counts counts;              /* what others count is filled in when the stats are asked for */
+    atomic_bool asleep;              /* no group may be unsharded */
+    atomic_bool old_shards_are_read; /* by fcdp_group_gathered_shard: what has been gathered is stored */
     fcdp_lock lock;
     /* guarded by lock */
     fcdp_rounding rounding; /* of this rank's shards, with FCDP_CODEC=int8 */

@@ -12,6 +12,7 @@ fcdp_status fcdp_group_gathered_shard(fcdp_group *group, uint32_t i, void *to_ou
     const fcdp_topology *topology = &group->comm->topology;
     const char *name = group->name[0] ? group->name : "the root";
     *has_out = false;
+    atomic_store_explicit(&group->comm->engine->old_shards_are_read, true, memory_order_relaxed);
     fcdp_status status = fcdp__engine_check_process(group->comm->engine, group->name);
     if (status || bytes == 0 || !group->region || fcdp__extent_rounds(group, i)) return status;
     if (group->comm->engine->asleep)

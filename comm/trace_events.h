@@ -28,7 +28,7 @@
     X(AGREE, 77, "agree", "groups asked for", "of those, stale in part or whole",                            \
       "the ranks agreed on what is stale, and this took so long")
 
-/* USE: HIT, MADE. STALE: a signal. HOST_WAIT: FOR_x. RESHARD: KEEPS, STORED, WRITTEN. */
+/* USE: HIT, MADE. STALE: a signal. HOST_WAIT: FOR_x. RESHARD: KEEPS, STORED, WRITTEN, DROPPED. */
 #define FCDP_COMM_CAUSES(X)                                                                                  \
     X(HIT, 64, "hit", "nothing crossed the nodes")                                                           \
     X(MADE, 65, "made", "bytes crossed the nodes")                                                           \
@@ -48,7 +48,8 @@
     X(KEEPS, 80, "keeps", "the region stays on the device")                                                  \
     X(STORED, 81, "stored", "its bytes are on the host")                                                     \
     X(WRITTEN, 82, "written", "the program wrote into the gathered parameters: no copy is valid")            \
-    X(SIGNAL_MISSING, 83, "missing", "its shard's storage was freed")
+    X(SIGNAL_MISSING, 83, "missing", "its shard's storage was freed")                                        \
+    X(DROPPED, 84, "dropped", "its next use gathers it anew: no copy is kept")
 
 /* The names are those of fcdp.stats(), whose numbers they are. */
 #define FCDP_COMM_COUNTERS(X)                                                                                \

@@ -303,6 +303,16 @@ static fcdp_status store_behind_use(fcdp_group *group, uint32_t unstored, fcdp_s
     return status ? status : fcdp__store_now(group, unstored, after);
 }
 
+/* Is nothing to come of what is stored now? By the schedule the next use fills the region anew. A codec or
+ * fcdp.changed() takes differences from it all the same. Where the program does otherwise (an optimizer that
+ * leaves out a step), the ranks find that a copy is nowhere, and gather it again. */
+static bool is_for_nothing(fcdp_group *group) {
+    fcdp_engine *engine = group->comm->engine;
+    return group->waited && engine->options.codec == FCDP_CODEC_NONE &&
+           !atomic_load_explicit(&engine->old_shards_are_read, memory_order_relaxed) &&
+           fcdp__region_dies(group->region);
+}
+
 /* The program of one rank may have written alone, and on a device the bytes tell of a write no earlier than
  * the next vote. So where a copy may be lost to one, the group is asked for before its next use on all ranks,
  * written or not; elsewhere host memory has what was gathered. What cannot be stored stays on the device,
@@ -321,12 +331,13 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
     if (status) return status;
     uint32_t unstored = fcdp__unstored(group);
     bool keeps = fcdp__policy_keeps_group(group) && fcdp__copy_is_known(group), is_invalid = false;
-    if (keeps || unstored || fcdp__copy_is_first(group, FCDP_COPY_ENDED))
+    bool drops = !keeps && unstored && is_for_nothing(group);
+    if (keeps || (unstored && !drops) || fcdp__copy_is_first(group, FCDP_COPY_ENDED))
         status = fcdp__copy_ended(group, stream, &is_invalid);
     is_invalid = is_invalid || written;
     uint32_t stores = keeps ? unstored & fcdp__frozen_stores(group) : unstored;
     if (group->may_be_lost) fcdp__member_ask_again(&group->member);
-    if (is_invalid && unstored) { /* nowhere is what was gathered: the ranks gather it again */
+    if ((is_invalid || drops) && unstored) { /* nowhere is what was gathered: the ranks gather it again */
         fcdp__region_invalidate(group->region, unstored);
         fcdp__validity_invalidate(group->validity);
     } else if (!status && stores) {
@@ -336,6 +347,7 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
     fcdp_status released = fcdp__region_release(group->region, stream, (keeps && !is_invalid) || status);
     group->begun = false;
     fcdp__group_trace_reshard(group, is_invalid           ? FCDP_CAUSE_WRITTEN
+                                     : drops              ? FCDP_CAUSE_DROPPED
                                      : keeps && !released ? FCDP_CAUSE_KEEPS
                                                           : FCDP_CAUSE_STORED);
     fcdp__member_resharded(&group->member);

@@ -124,6 +124,7 @@ static void member_start(cluster *c, uint32_t rank) {
     assert_ok(fcdp__topology_make(node_of, c->n_ranks, rank, &m->topology));
     fcdp_engine_config config = {
         .options = {.tau = of->tau[rank],
+                    .policy = of->next_use ? FCDP_POLICY_NEXT_USE : FCDP_POLICY_TAU,
                     .trace = getenv("TEST_TRACE") != NULL,
                     .trace_bytes = 1 << 20,
                     .coalesce_bytes = of->coalesce_bytes,

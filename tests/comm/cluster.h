@@ -74,6 +74,7 @@ typedef struct cluster_config {
     /* shards in device memory are fingerprinted before every agreement; the host's always are */
     bool fingerprints;
     double tau[CLUSTER_MAX_RANKS];
+    bool next_use; /* FCDP_POLICY=next-use, else tau */
     size_t device_budget_bytes;
     double timeout_s;      /* 0: long enough for a slow machine */
     const char *cache_dir; /* FCDP_CACHE_DIR; NULL: none */

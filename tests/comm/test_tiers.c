@@ -31,26 +31,37 @@ static cluster_config make_config(fcdp_tier tier, uint32_t node_size, double tau
     return config;
 }
 
-/* Steps of training; at its end all groups have been released by a backward. */
-static void job_body(member *m, void *arg) {
-    (void)arg;
-    for (uint32_t g = 0; g < N_GROUPS; g++) MUST(!member_step(m, g, all_extents, true));
-    for (int pass = 0; pass < 2 * N_STEPS; pass++) {
-        if (pass % 2)
+/* A forward and a backward. */
+static void passes(member *m) {
+    for (int pass = 0; pass < 2; pass++) {
+        if (pass)
             member_begin_backward(m);
         else
             member_begin_forward(m);
-        if (pass > 0 && pass % 2 == 0) member_step_trainable(m);
         for (uint32_t k = 0; k < N_GROUPS; k++) {
-            uint32_t g = pass % 2 ? N_GROUPS - 1 - k : k;
-            MUST(!member_unshard(m, g, pass % 2 ? UNSHARD_BACKWARD : UNSHARD_FORWARD));
+            uint32_t g = pass ? N_GROUPS - 1 - k : k;
+            MUST(!member_unshard(m, g, pass ? UNSHARD_BACKWARD : UNSHARD_FORWARD));
             MUST(!member_use(m, g));
             MUST(!member_reshard(m, g, false));
         }
     }
+}
+
+static void settle(member *m) {
     MUST(!fcdp__driver_stream_sync(m->engine->drv, m->stream));
     MUST(!fcdp_engine_drain(m->engine));
     MUST(!m->wrong[0]);
+}
+
+/* Steps of training; at its end all groups have been released by a backward. */
+static void job_body(member *m, void *arg) {
+    (void)arg;
+    for (uint32_t g = 0; g < N_GROUPS; g++) MUST(!member_step(m, g, all_extents, true));
+    for (int i = 0; i < N_STEPS; i++) {
+        if (i > 0) member_step_trainable(m);
+        passes(m);
+    }
+    settle(m);
 }
 
 static bool is_kept(const member *m, uint32_t g) {
@@ -137,6 +148,60 @@ static void test_what_a_plan_keeps_goes_last(void **state) {
     end(c);
 }
 
+enum { N_LEARNED = 8 }; /* steps, in which the order of uses becomes known */
+static struct {
+    fcdp_engine_stats before, steady, left_out;
+} seen[CLUSTER_MAX_RANKS];
+
+/* A step in which no weight is written comes behind the steady ones, as with a GradScaler that has seen an inf. */
+static void left_out_body(member *m, void *arg) {
+    (void)arg;
+    fcdp_engine_stats *const at[] = {&seen[m->topology.rank].before, &seen[m->topology.rank].steady,
+                                     &seen[m->topology.rank].left_out};
+    for (uint32_t g = 0; g < N_GROUPS; g++) MUST(!member_step(m, g, all_extents, true));
+    for (int i = 0; i < N_LEARNED; i++) {
+        member_step_trainable(m);
+        passes(m);
+    }
+    for (int i = 0; i < 3; i++) {
+        settle(m);
+        fcdp_engine_stats_get(m->engine, at[i]);
+        if (i == 0) member_step_trainable(m);
+        if (i < 2) passes(m);
+    }
+}
+
+/* With one page more than the groups in use take. A kept group of which the next use brings new content is
+ * not stored behind its last use; where the program does otherwise, it is gathered again, and nothing else. */
+static void test_what_is_gathered_anew_is_not_stored(void **state) {
+    (void)state;
+    for (int reads_old = 0; reads_old < 2; reads_old++) {
+        cluster_config config = make_config(FCDP_TIER_POLICY, 2, 0);
+        for (uint32_t g = 0; g < N_GROUPS; g++)
+            config.groups[g] = (group_spec){2, {{150000 + g, true}, {66001, true}}};
+        config.next_use = true;
+        config.prefetch = 2;
+        config.device_budget_bytes = 4 * (size_t)PAGE_BYTES;
+        cluster *c = start(&config);
+        EVERY_MEMBER(c, m) m->engine->old_shards_are_read = reads_old; /* fcdp.changed() is used */
+        cluster_run(c, left_out_body, NULL);
+        cluster_check_launches(c, true);
+        EVERY_MEMBER(c, m) {
+            const fcdp_engine_stats *was = &seen[m->topology.rank].before,
+                                    *is = &seen[m->topology.rank].steady;
+            uint64_t n_loads = is->moves.n_slice_loads - was->moves.n_slice_loads;
+            uint64_t n_stores = is->moves.n_stores - was->moves.n_stores;
+            assert_true(is->moves.n_plans > 0 && n_loads > 0 && n_loads < N_GROUPS);
+            uint64_t n_again = seen[m->topology.rank].left_out.gathers.made - is->gathers.made;
+            if (reads_old)
+                assert_true(n_stores > n_loads && n_again == 0);
+            else
+                assert_true(n_stores == n_loads && n_again > 0 && n_again <= N_GROUPS - n_loads);
+        }
+        end(c);
+    }
+}
+
 /* All groups, which are small enough to cross together: no device memory, and nothing to move but gathers.
  * One that is mapped and unmapped again is like any other. */
 static void test_mapped_groups_take_no_device_memory(void **state) {
@@ -188,6 +253,7 @@ int main(void) {
         cmocka_unit_test(test_a_tier_goes_before_the_options),
         cmocka_unit_test(test_tiers_send_no_more_between_nodes),
         cmocka_unit_test(test_what_a_plan_keeps_goes_last),
+        cmocka_unit_test(test_what_is_gathered_anew_is_not_stored),
         cmocka_unit_test(test_mapped_groups_take_no_device_memory),
         cmocka_unit_test(test_models_on_cpus_map_nothing),
     };
