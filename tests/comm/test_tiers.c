@@ -153,7 +153,7 @@ static struct {
     fcdp_engine_stats before, steady, left_out;
 } seen[CLUSTER_MAX_RANKS];
 
-/* A step in which no weight is written comes behind the steady ones, as with a GradScaler that has seen an inf. */
+/* Behind the steady steps comes one in which no weight is written, as where a GradScaler has seen an inf. */
 static void left_out_body(member *m, void *arg) {
     (void)arg;
     fcdp_engine_stats *const at[] = {&seen[m->topology.rank].before, &seen[m->topology.rank].steady,
@@ -171,8 +171,8 @@ static void left_out_body(member *m, void *arg) {
     }
 }
 
-/* With one page more than the groups in use take. A kept group of which the next use brings new content is
- * not stored behind its last use; where the program does otherwise, it is gathered again, and nothing else. */
+/* In fewer pages than all groups take. A kept group of which the next use brings new content is not stored
+ * behind its last use; where the program does otherwise, it is gathered again, and nothing else is. */
 static void test_what_is_gathered_anew_is_not_stored(void **state) {
     (void)state;
     for (int reads_old = 0; reads_old < 2; reads_old++) {
