@@ -21,9 +21,9 @@
 /* May this rank keep a copy behind its use, or store it then, of which only the next vote can tell
  * whether it was written into? By the options and its tier, so that it is the same in each use. */
 bool fcdp__copy_may_outlive(const fcdp_group *group);
-/* May this rank have no valid copy behind a use, as the program wrote into the only one? One rank's program
- * may do so alone, so all ranks ask before the next use wherever that is possible. By the options and its
- * tier, too. */
+/* May this rank have no valid copy behind a use, as the program wrote into the only one, or as it was
+ * dropped (use.c)? One rank may do so alone, so all ranks ask before the next use wherever that is possible.
+ * By the options and its tier, too. */
 bool fcdp__copy_may_be_lost(const fcdp_group *group);
 /* Has the device not done this read of the group yet, of which there may be some later? A first use makes
  * both, whether or not they are needed, so that the memory of their tasks is pinned in the first step. */

@@ -156,6 +156,8 @@ struct fcdp_group {
     uint64_t *read_pieces; /* n_extents: how many pieces each has among them */
     bool not_on_device;    /* agreed: it is not on the device of every rank */
     bool may_be_lost; /* agreed: some rank may have no valid copy behind its use, or learn so at the vote */
+    bool dropped;     /* the region has no bytes any more, and the copy was as valid as `validity` says */
+    bool unchanged;   /* by this rank's last vote, apart from that: nothing is stale */
     /* of this rank's shards, by coalesce.c since the last begin; of them those that crossed as they are */
     size_t coalesced_bytes, coalesced_whole_bytes;
     size_t room_bytes; /* of the pool, as the driver said in this use; 0: not asked yet */

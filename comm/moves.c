@@ -437,9 +437,8 @@ static fcdp_status node_by_host(fcdp_use *use) {
 }
 
 /* If the policy would keep the group, or nothing is to load it, and the ranks exchange on the device (or the
- * node has one), skip the store: reshard (use.c) or an eviction does it when needed. By slices, the store
- * waits for the node's all-gather on the copy stream, so that the node's stream goes on with the next group.
- * */
+ * node has one), skip the store: reshard or an eviction does it when needed. By slices, the store waits for
+ * the node's all-gather on the copy stream, so that the node's stream goes on with the next group. */
 fcdp_status fcdp__gather(fcdp_use *use) {
     fcdp_group *group = use->group;
     const fcdp_plan *plan = use->plan;

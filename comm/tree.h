@@ -6,7 +6,7 @@
  * made from events that all ranks of the shard group have, in the same order: passes of the tree begin, its
  * groups are unsharded, gradients are reduced. A pass is a root forward or a backward. Its first unshard asks
  * for all groups of the tree; within it a group is asked for alone when its gradients have been reduced, when
- * an optimizer stepped its parameters, or when its copy may have been lost to a write (copy.h). An unshard by
+ * an optimizer stepped its parameters, or when its copy may be lost behind a use (copy.h). An unshard by
  * hand, outside of the framework's own hooks, may come at any time and so always asks.
  *
  *     agreed(g) <=> g.pass == tree.pass && !g.ask          asked for all <=> tree.agreed == tree.pass

@@ -25,6 +25,7 @@ void fcdp__group_accept(fcdp_group *group) {
         if (!group->stale[i]) continue;
         fcdp_observation observed = fcdp__validity_observed(group->validity, i);
         fcdp__validity_accept(group->validity, i, &observed);
+        group->dropped = false; /* where it was, all are stale */
     }
     memset(group->stale, 0, group->layout->n_extents);
 }
@@ -124,7 +125,8 @@ static fcdp_status use_fail(fcdp_use *use, fcdp_stream stream, fcdp_status statu
 }
 
 /* What the use needs, for the plan of later ones (tiering/schedule.h). Where the node's ranks exchange in
- * host memory, a store is not to be spared. */
+ * host memory, a store is not to be spared. What is gathered though nothing has changed, as some rank has
+ * dropped it, is what the use would have loaded: a plan is not to drop it again. */
 static void use_tell(const fcdp_use *use) {
     const fcdp_group *group = use->group;
     bool stores_always = !fcdp__group_by_slice(group) && group->comm->topology.node_size > 1;
@@ -133,7 +135,9 @@ static void use_tell(const fcdp_use *use) {
         if (use->plan->restore_mask & 1u << s) load_bytes += group->layout->span[s].bytes;
         if (use->plan->fill_mask & 1u << s) fill_bytes += group->layout->span[s].bytes;
     }
-    fcdp__region_plan_use(group->region, load_bytes, stores_always ? 0 : fill_bytes, use->plan->n_stale > 0);
+    bool in_vain = group->unchanged && use->plan->n_stale > 0;
+    fcdp__region_plan_use(group->region, load_bytes + (in_vain ? fill_bytes : 0),
+                          stores_always ? 0 : fill_bytes, use->plan->n_stale > 0 && !in_vain);
 }
 
 /* Out of device memory is all ranks' lot, or a reason to stop; whatever else fails, fails here alone, and
@@ -303,20 +307,22 @@ static fcdp_status store_behind_use(fcdp_group *group, uint32_t unstored, fcdp_s
     return status ? status : fcdp__store_now(group, unstored, after);
 }
 
-/* Is nothing to come of what is stored now? By the schedule the next use fills the region anew. A codec or
- * fcdp.changed() takes differences from it all the same. Where the program does otherwise (an optimizer that
- * leaves out a step), the ranks find that a copy is nowhere, and gather it again. */
-static bool is_for_nothing(fcdp_group *group) {
+/* Would a store be in vain? By the schedule the next use fills the region anew, and nothing takes differences
+ * from what it has now: no codec, and not fcdp.changed(). Where the program does otherwise (it leaves out the
+ * optimizer's step), this rank votes that it has no copy, and all ranks gather the group. */
+static bool is_for_nothing(fcdp_group *group, uint32_t unstored) {
     fcdp_engine *engine = group->comm->engine;
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (group->layout->span[s].bytes && !(unstored & 1u << s)) return false;
     return group->waited && engine->options.codec == FCDP_CODEC_NONE &&
            !atomic_load_explicit(&engine->old_shards_are_read, memory_order_relaxed) &&
            fcdp__region_dies(group->region);
 }
 
 /* The program of one rank may have written alone, and on a device the bytes tell of a write no earlier than
- * the next vote. So where a copy may be lost to one, the group is asked for before its next use on all ranks,
- * written or not; elsewhere host memory has what was gathered. What cannot be stored stays on the device,
- * whatever policy says. */
+ * the next vote. And one rank may drop what others keep. So where a copy may be lost, the group is asked for
+ * before its next use on all ranks, whatever has become of it; elsewhere host memory has what was gathered.
+ * What cannot be stored stays on the device, whatever policy says. */
 fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool written) {
     fcdp_engine *engine = group->comm->engine;
     fcdp_status status = fcdp__engine_check_process(engine, group->name);
@@ -331,15 +337,16 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
     if (status) return status;
     uint32_t unstored = fcdp__unstored(group);
     bool keeps = fcdp__policy_keeps_group(group) && fcdp__copy_is_known(group), is_invalid = false;
-    bool drops = !keeps && unstored && is_for_nothing(group);
+    bool drops = !keeps && unstored && is_for_nothing(group, unstored);
     if (keeps || (unstored && !drops) || fcdp__copy_is_first(group, FCDP_COPY_ENDED))
         status = fcdp__copy_ended(group, stream, &is_invalid);
     is_invalid = is_invalid || written;
     uint32_t stores = keeps ? unstored & fcdp__frozen_stores(group) : unstored;
     if (group->may_be_lost) fcdp__member_ask_again(&group->member);
+    group->dropped = group->dropped || drops;
     if ((is_invalid || drops) && unstored) { /* nowhere is what was gathered: the ranks gather it again */
         fcdp__region_invalidate(group->region, unstored);
-        fcdp__validity_invalidate(group->validity);
+        if (is_invalid) fcdp__validity_invalidate(group->validity);
     } else if (!status && stores) {
         status = store_behind_use(group, stores, stream);
         atomic_store_explicit(&group->in_flight_ns, fcdp__now_ns(), memory_order_relaxed);

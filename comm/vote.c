@@ -154,6 +154,13 @@ fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
                                                                  process, fingerprint));
     }
     memcpy(group->votes, vote_out, n);
+    group->unchanged = true;
+    for (uint32_t i = 0; i < n; i++) {
+        group->unchanged = group->unchanged && !vote_out[i];
+        if (!group->dropped) continue;
+        vote_out[i] |= FCDP_STALE_NEW;
+        if (!group->votes[i]) group->votes[i] = FCDP_STALE_NEW;
+    }
     vote_out[n + FCDP_VOTE_OFF_DEVICE] = 0;
     vote_out[n + FCDP_VOTE_MAY_BE_LOST] = fcdp__copy_may_be_lost(group);
     vote_out[n + FCDP_VOTE_NOT_ON_DISK] = !fcdp__frozen_is_asked(group);

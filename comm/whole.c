@@ -36,7 +36,7 @@ fcdp_whole fcdp_group_whole_vote(fcdp_group *group, uint32_t i, const fcdp_evide
     if (!fingerprint || fcdp__group_reads_end(group) || fcdp__copy_judged(group)) return FCDP_WHOLE_PLAIN;
     for (uint32_t k = 0; k < group->layout->n_extents; k++)
         if (group->stale[k]) return FCDP_WHOLE_STALE;
-    if (!fcdp__validity_is_fresh(group->validity, i, evidence->signals, *fingerprint))
+    if (group->dropped || !fcdp__validity_is_fresh(group->validity, i, evidence->signals, *fingerprint))
         return FCDP_WHOLE_STALE;
     return host_serves(group, i) ? FCDP_WHOLE_HOST : FCDP_WHOLE_FRESH;
 }

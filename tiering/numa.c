@@ -110,7 +110,7 @@ bool fcdp__cpus_own(fcdp_cpus *cpus_out) {
 }
 
 /* A thread may be started meanwhile, by one that was not bound yet: a pass that finds none is the last. A
- * thread that the process's cpuset has no other CPUs for than `from` does not move, and is not tried again. */
+ * thread that may run on no other CPUs of `to` than `from` does not move, and is not tried again. */
 unsigned fcdp__cpus_bind(const fcdp_cpus *from, const fcdp_cpus *to) {
     unsigned n_all = 0, n_pass;
     if (!fcdp__cpus_count(to) || is_same(from, to)) return 0;

@@ -99,7 +99,7 @@ void fcdp__region_plan_use(fcdp_region *region, size_t load_bytes, size_t store_
 /* Is it to be kept behind this use? Within a use, true may become false: a region comes or goes. */
 bool fcdp__region_is_planned(fcdp_region *region);
 /* Is nothing to be loaded of what it has now, as its next use fills it anew? Within a use, true may become
- * false. */
+ * false: a use comes that the period did not tell. */
 bool fcdp__region_dies(fcdp_region *region);
 
 /* Make the spans' bytes invalid in every tier: their parameters have changed, or the program wrote into

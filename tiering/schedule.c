@@ -32,6 +32,7 @@ struct fcdp_schedule {
     bool *keep;
     size_t n_budget;       /* pages that it was made for; SIZE_MAX: a new one is due with the next period */
     size_t n_until_search; /* uses, before a period is looked for again */
+    size_t n_as_planned;   /* uses since the last surprise for which there was a plan */
     size_t n_margin_pages; /* left free, since evictions were needed */
     size_t n_regions;      /* numbers that were given */
 };
@@ -64,7 +65,7 @@ void fcdp__schedule_destroy(fcdp_tiering *tiering) {
 void fcdp__schedule_forget(fcdp_tiering *tiering) {
     fcdp_schedule *s = tiering->schedule;
     if (!s) return;
-    s->n = s->n_period = s->n_regions = 0;
+    s->n = s->n_period = s->n_regions = s->n_as_planned = 0;
     for (fcdp_region *r = tiering->regions; r; r = r->next) {
         r->number = (uint32_t)s->n_regions++;
         r->use = FCDP_NO_USE;
@@ -96,6 +97,17 @@ static bool is_as_planned(const fcdp_schedule *s, const fcdp_region *region) {
            (i == s->at || s->symbols[i - 1] == s->symbols[i - 1 - s->n_period]);
 }
 
+/* Does the region's use behind the new one, which comes as that a period ago did, fill it and load nothing?
+ * Of a region that a period uses once, that one is the new one's own. Only where a whole period has come as
+ * planned: a wrong guess costs a gather, and a longer period may begin as a shorter one. */
+static bool is_filled_next(const fcdp_schedule *s, const fcdp_region *region) {
+    if (!s->n_period || s->n_as_planned < s->n_period) return false;
+    size_t same = s->n - s->n_period, next = same;
+    for (size_t k = 1; k < s->n_period && next == same; k++)
+        if (s->uses[same + k].region == region->number) next = same + k;
+    return s->uses[next].load_bytes == 0 && s->symbols[next] == region->number * 2 + 1;
+}
+
 void fcdp__schedule_record(fcdp_region *region) {
     fcdp_schedule *s = region->tiering->schedule;
     if (!s) return;
@@ -104,6 +116,8 @@ void fcdp__schedule_record(fcdp_region *region) {
         fcdp__count(&region->tiering->counts, FCDP_COUNT_SURPRISES, 1);
         s->n_period = 0;
         s->n_until_search = N_ALIKE; /* so many must be alike */
+        s->n_as_planned = 0;
+        for (fcdp_region *r = region->tiering->regions; r; r = r->next) r->dies = false;
     }
     region->use = s->n;
     region->planned = s->n_period && s->keep[(s->n - s->at) % s->n_period];
@@ -114,8 +128,9 @@ void fcdp__schedule_record(fcdp_region *region) {
                                        .n_pages = (uint32_t)fcdp__region_pages(region),
                                        .n_shunned = n_shunned,
                                        .evicted_before = before->evicted};
+    s->n_as_planned += s->n_period > 0;
+    region->dies = is_filled_next(s, region);
     s->symbols[s->n++] = region->number * 2;
-    region->dies = s->n_period && fcdp__schedule_distance(region) == UINT64_MAX;
     s->n_until_search -= s->n_until_search > 0;
 }
 
@@ -149,7 +164,8 @@ bool fcdp__region_is_planned(fcdp_region *region) {
 
 bool fcdp__region_dies(fcdp_region *region) {
     fcdp__region_lock(region);
-    bool dies = region->dies;
+    const fcdp_schedule *s = region->tiering->schedule;
+    bool dies = region->dies && s && s->n_period;
     fcdp__region_unlock(region);
     return dies;
 }

@@ -149,30 +149,44 @@ static void test_what_a_plan_keeps_goes_last(void **state) {
 }
 
 enum { N_LEARNED = 8 }; /* steps, in which the order of uses becomes known */
-static struct {
-    fcdp_engine_stats before, steady, left_out;
-} seen[CLUSTER_MAX_RANKS];
+enum { BEFORE, STEADY, LEFT_OUT, LEFT_OUT_AGAIN, ACCUMULATED, N_SEEN };
+static struct seen {
+    fcdp_engine_stats stats;
+    unsigned n_drains;
+} seen[CLUSTER_MAX_RANKS][N_SEEN];
 
-/* Behind the steady steps comes one in which no weight is written, as where a GradScaler has seen an inf. */
+static void look(member *m, int when) {
+    settle(m);
+    seen[m->topology.rank][when].n_drains = m->n_drains;
+    fcdp_engine_stats_get(m->engine, &seen[m->topology.rank][when].stats);
+}
+
+/* Behind a steady step come two in which no weight is written, as where a GradScaler has seen an inf, and
+ * then steps of two micro-batches. */
 static void left_out_body(member *m, void *arg) {
     (void)arg;
-    fcdp_engine_stats *const at[] = {&seen[m->topology.rank].before, &seen[m->topology.rank].steady,
-                                     &seen[m->topology.rank].left_out};
     for (uint32_t g = 0; g < N_GROUPS; g++) MUST(!member_step(m, g, all_extents, true));
     for (int i = 0; i < N_LEARNED; i++) {
         member_step_trainable(m);
         passes(m);
     }
-    for (int i = 0; i < 3; i++) {
-        settle(m);
-        fcdp_engine_stats_get(m->engine, at[i]);
-        if (i == 0) member_step_trainable(m);
-        if (i < 2) passes(m);
+    for (int when = BEFORE; when < LEFT_OUT_AGAIN; when++) {
+        look(m, when);
+        if (when == BEFORE) member_step_trainable(m);
+        passes(m);
     }
+    look(m, LEFT_OUT_AGAIN);
+    for (int i = 0; i < 2 * N_LEARNED; i++) { /* in the middle, one micro-batch is left over */
+        member_step_trainable(m);
+        passes(m);
+        if (i != N_LEARNED) passes(m);
+    }
+    look(m, ACCUMULATED);
 }
 
 /* In fewer pages than all groups take. A kept group of which the next use brings new content is not stored
- * behind its last use; where the program does otherwise, it is gathered again, and nothing else is. */
+ * behind its last use. Where the program does otherwise it is gathered again, once, and nothing else is. No
+ * host waits for its device for that. */
 static void test_what_is_gathered_anew_is_not_stored(void **state) {
     (void)state;
     for (int reads_old = 0; reads_old < 2; reads_old++) {
@@ -187,16 +201,21 @@ static void test_what_is_gathered_anew_is_not_stored(void **state) {
         cluster_run(c, left_out_body, NULL);
         cluster_check_launches(c, true);
         EVERY_MEMBER(c, m) {
-            const fcdp_engine_stats *was = &seen[m->topology.rank].before,
-                                    *is = &seen[m->topology.rank].steady;
-            uint64_t n_loads = is->moves.n_slice_loads - was->moves.n_slice_loads;
-            uint64_t n_stores = is->moves.n_stores - was->moves.n_stores;
-            assert_true(is->moves.n_plans > 0 && n_loads > 0 && n_loads < N_GROUPS);
-            uint64_t n_again = seen[m->topology.rank].left_out.gathers.made - is->gathers.made;
+            const struct seen *at = seen[m->topology.rank];
+            uint64_t made[N_SEEN];
+            for (int when = 0; when < N_SEEN; when++) made[when] = at[when].stats.gathers.made;
+            const fcdp_tiering_stats *was = &at[BEFORE].stats.moves, *is = &at[STEADY].stats.moves;
+            uint64_t n_loads = is->n_slice_loads - was->n_slice_loads,
+                     n_stores = is->n_stores - was->n_stores;
+            uint64_t n_again = made[LEFT_OUT] - made[STEADY];
+            assert_true(is->n_plans > 0 && n_loads > 0 && n_loads < N_GROUPS);
             if (reads_old)
                 assert_true(n_stores > n_loads && n_again == 0);
             else
                 assert_true(n_stores == n_loads && n_again > 0 && n_again <= N_GROUPS - n_loads);
+            assert_int_equal(at[STEADY].n_drains - at[BEFORE].n_drains, 1); /* in backward */
+            assert_int_equal(made[LEFT_OUT_AGAIN], made[LEFT_OUT]);
+            assert_true(made[ACCUMULATED] - made[LEFT_OUT_AGAIN] <= 2 * N_LEARNED * N_GROUPS + n_again);
         }
         end(c);
     }

@@ -242,7 +242,7 @@ def install(module: ModuleType, cls: type, name: Callable[[Any], str]) -> None:
 
     @wrap(module, "_root_cast_forward_input")
     def begin_forward(original, state, *args):
-        if state._is_root and not in_backward():  # in a backward: it computes again what that needs
+        if state._is_root and not in_backward():  # (one within a backward computes inputs again)
             for handle in state._all_handles:
                 _drop_failed(handle)
         return original(state, *args)

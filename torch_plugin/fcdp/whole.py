@@ -45,9 +45,9 @@ def offer(group: Group, index: int, shape: torch.Size, dtype: torch.dtype) -> No
 
 
 def place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
-    """Where this rank's part of a DTensor lies: its first element's indices and its shape; and whether other ranks have
-    the same part, one of which is the first of them and not this one. Raises NotImplementedError for placements under
-    which the part is no box of the whole, or not this rank's alone to know.
+    """Where this rank's part of a DTensor lies: its first element's indices and its shape; and whether another rank, the
+    first that has the same part, stands for it. Raises NotImplementedError for placements under which the part is no box
+    of the whole, or not this rank's alone to know.
 
     By its ranks in the process groups, as FSDP shards and full_tensor() gathers: a group's order need not be the mesh's."""
     from torch.distributed.tensor import Shard

@@ -20,7 +20,7 @@ from fcdp.settings import options
 _BLOCK = 256  # values
 _SCALE_BYTES = 4
 _MOST = 127
-_LEAST_SCALE = torch.finfo(torch.float32).tiny  # 127 of a subnormal scale may be less than the largest magnitude
+_LEAST_SCALE = torch.finfo(torch.float32).tiny  # 127 times a subnormal scale may be below the largest magnitude
 
 
 class Wire:
