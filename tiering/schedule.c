@@ -164,8 +164,7 @@ bool fcdp__region_is_planned(fcdp_region *region) {
 
 bool fcdp__region_dies(fcdp_region *region) {
     fcdp__region_lock(region);
-    const fcdp_schedule *s = region->tiering->schedule;
-    bool dies = region->dies && s && s->n_period;
+    bool dies = region->dies && region->tiering->schedule->n_period;
     fcdp__region_unlock(region);
     return dies;
 }

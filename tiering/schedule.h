@@ -3,7 +3,9 @@
  * Every use is recorded, with the pages that others have meanwhile. When the program does what it did L uses
  * ago, the last L uses are its period, and policy.c plans which regions to keep between their uses. The plan
  * holds for one period, and ends at the first use that the period did not tell: another phase of the program
- * (evaluation, another model), which is learned anew. Without a plan nothing is kept.
+ * (evaluation, another model), which is learned anew. Without a plan nothing is kept. Once a whole period has
+ * come as planned, it is believed, too, where it says that a region's next use fills it anew
+ * (fcdp__region_dies).
  *
  * A reclaim that evicts says that the period's memory is not what it was. The next plans leave so much free;
  * each period takes an eighth off that, so that more is kept when room comes back. Where a region was kept
