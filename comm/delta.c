@@ -20,8 +20,9 @@
 
 /* What differs from a base must be smaller than this share of the shards, to be sent at all. */
 static const double MOST_WIRE = 0.9375;
-/* With FCDP_CODEC=auto, so many gathers of a group do not even ask after one that would not have gained. */
-enum { N_RESTS = 15 };
+/* With FCDP_CODEC=auto, so many gathers of a group at most do not even ask after one that would not have
+ * gained: 1, then 3, 7, 15, as the first measurements are the worst. */
+enum { MAX_RESTS = 15 };
 /* Of fewer bytes the latency says more than the link, unless it is known. */
 enum { MEASURED_BYTES = 64 << 10 };
 
@@ -134,6 +135,13 @@ static void rate_note(double *rate, double measured) {
     *rate = *rate > 0 ? 0.75 * *rate + 0.25 * measured : measured;
 }
 
+/* The least that a verdict took. Most take longer, as they wait for a member whose core computes before it
+ * decodes, and plain gathers wait for such members, too. It rises where the link has become slower. */
+static void latency_note(double *latency_ns, double measured) {
+    double risen = *latency_ns + *latency_ns / 64;
+    *latency_ns = *latency_ns > 0 && risen < measured ? risen : measured;
+}
+
 /* Each byte of a shard is encoded once, and decoded by each of the others, by a core that would compute: so
  * that time counts twice. Until a gather has measured it, differences are tried. */
 static int64_t gain_ns(const delta *d) {
@@ -148,7 +156,9 @@ static int64_t gain_ns(const delta *d) {
 /* The same on all members: each has all heads. After a rest they are tried anew, and measured. */
 static void next_decide(delta *d) {
     for (uint32_t b = 0; b < d->n; b++) d->state->gain_ns += d->heads[b].gain_ns;
-    d->state->rests = d->by_gain && d->state->gain_ns <= 0 ? N_RESTS : 0;
+    d->state->rest = d->by_gain && d->state->gain_ns <= 0 ? 2 * d->state->rest + 1 : 0;
+    if (d->state->rest > MAX_RESTS) d->state->rest = MAX_RESTS;
+    d->state->rests_left = d->state->rest;
 }
 
 /* ---- the exchanges, on the stream's thread, in the lane's turn ---- */
@@ -212,7 +222,7 @@ static fcdp_status differences_cross(delta *d, size_t wire_bytes, bool *right_ou
     verdicts[d->me] = right;
     status = exchange(d, verdicts, sizeof *verdicts, &ns);
     if (status) return status;
-    rate_note(&rates->latency_ns, 2 * ns); /* the heads' is as long, but for members that come late */
+    latency_note(&rates->latency_ns, 2 * ns); /* and the heads' */
     *right_out = true;
     for (uint32_t b = 0; b < d->n; b++) *right_out = *right_out && verdicts[b] == 1;
     static atomic_bool said;
@@ -414,8 +424,8 @@ static fcdp_status state_await(fcdp_delta_state *state, fcdp_driver *drv, const 
 
 /* Of the gathers that come next: is it their turn? */
 static bool state_serves(fcdp_delta_state *state) {
-    if (state->rests > 0) {
-        state->rests--;
+    if (state->rests_left > 0) {
+        state->rests_left--;
         return false;
     }
     state->gain_ns = 0;

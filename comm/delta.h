@@ -45,7 +45,7 @@ void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch);
 /* A group's, or of what a shard group gathers together. Written in the lane's turn, from what all members
  * have in common; read once the gathers have ended: so the same on all members. */
 typedef struct fcdp_delta_state {
-    uint32_t rests;  /* gathers from here on without heads */
+    uint32_t rest, rests_left; /* the last rest: gathers without heads; those of it from here on */
     double wire;     /* bytes of differences by bytes of shards, as last made; 0: never; 1: too many */
     int64_t gain_ns; /* that all members expected of the last gathers, together */
     bool is_primed;  /* it was gathered before: there is a base */
