@@ -241,6 +241,10 @@ TRAINING = {
         for mapping in ("slots", "exact")
         for what in ("host blocked for pages", "host blocked in agreements", "gathers between nodes")
     ],
+    "budget": [
+        f"a budget of 10M: {what}"
+        for what in ("brought to the device, a step and rank", "a step, over that with room for all")
+    ],
     "allocators": ["FCDP: steps per s"],
 }
 
@@ -272,6 +276,7 @@ def test_all_sections_run_on_the_simulated_device(bundle, tmp_path):
     assert list(sections) == [section.name for section in gpu.SECTIONS]
     assert_figures(sections, FIGURES | TRAINING)
     assert sum("bit for bit" in check["name"] for check in sections["fsdp2"]["checks"]) == 2  # slots and exact
+    assert sum("bit for bit" in check["name"] for check in sections["budget"]["checks"]) == 3
     blocked = {figure["name"]: figure for figure in sections["fsdp2"]["figures"]}
     for mapping in ("slots", "exact"):
         agreements = blocked[f"FCDP, {mapping}, tensors PyTorch's: host blocked in agreements, a step, running ahead"]

@@ -13,8 +13,6 @@ def body(section: Section) -> None:
         runs[f"FCDP, {mapping}, tensors PyTorch's"] = ONE_LANE | {"FCDP_MAPPING": mapping}
         if not section.simulated:
             runs[f"FCDP, {mapping}, tensors FCDP's too"] = FCDP | {"FCDP_MAPPING": mapping}
-            # groups stay on the device, where the runs above restore them at each use
-            runs[f"FCDP, {mapping}, kept on the device"] = ONE_LANE | {"FCDP_MAPPING": mapping, "FCDP_TAU": "1"}
     compare(section, [*(SMALL if section.simulated else []), "--profile", "3"], runs)
 
 

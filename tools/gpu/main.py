@@ -45,10 +45,11 @@ SECTIONS = [
     _section("fingerprints", 25, "The fingerprint's kernel"),
     _section("nccl_one", 25, "NCCL with one rank"),
     _section("nccl_alloc", 30, "PyTorch's own NCCL with fcdp_alloc: one process"),
-    _section("fsdp2", 150, "FSDP2 and FCDP: 2 nodes x 2 ranks on one device, over gloo"),
+    _section("fsdp2", 100, "FSDP2 and FCDP: 2 nodes x 2 ranks on one device, over gloo"),
+    _section("budget", 60, "Parameters that exceed the device budget, likewise"),
     _section("dpo", 60, "LoRA with DPO's reference forward, likewise"),
     _section("nccl_ranks", 60, "FSDP2 and FCDP: the same 4 ranks over NCCL"),
-    _section("allocators", 80, "Training under PyTorch's allocators and FCDP's"),
+    _section("allocators", 70, "Training under PyTorch's allocators and FCDP's"),
 ]
 LIMIT_S = 520  # of the sections together, in 9 minutes
 

@@ -165,7 +165,7 @@ def first_difference(one: list[dict], other: list[dict]) -> str:
     return ""
 
 
-def _median(results: list[dict], key: str) -> float:
+def median(results: list[dict], key: str) -> float:
     return statistics.median(result[key] for result in results)
 
 
@@ -174,12 +174,12 @@ def times(section: Section, name: str, results: list[dict], plain: list[dict] | 
         ("step_median_s", "a step, the device waited for at its end"),
         ("ahead_step_s", "a step, the host running ahead"),
     ):
-        mine = _median(results, key)
-        of = {"of_plain": round(mine / _median(plain, key), 3)} if plain else {}
+        mine = median(results, key)
+        of = {"of_plain": round(mine / median(plain, key), 3)} if plain else {}
         section.figure(f"{name}: {what}", round(1e3 * mine, 2), "ms", "job.py", **of)
     section.figure(
         f"{name}: of that, until the host had enqueued it",
-        round(_median(results, "ahead_host_share"), 3),
+        round(median(results, "ahead_host_share"), 3),
         "share",
         "job.py",
     )
@@ -208,7 +208,7 @@ def times(section: Section, name: str, results: list[dict], plain: list[dict] | 
         section.reason(f"{name}: no share of idle: {profile}")
 
 
-def _gained(results: list[dict], group: str, key: str, until: str = "after") -> list[float]:
+def gained(results: list[dict], group: str, key: str, until: str = "after") -> list[float]:
     return [r[until][group][key] - r["before"][group][key] for r in results]
 
 
@@ -224,28 +224,28 @@ def caching(section: Section, name: str, results: list[dict]) -> None:
         True,
         f"driver {results[0]['after']['driver']}, collectives over {results[0]['after']['transport']}",
     )
-    made, avoided = (sum(_gained(results, "gathers", key)) / len(results) / steps for key in ("made", "avoided"))
+    made, avoided = (sum(gained(results, "gathers", key)) / len(results) / steps for key in ("made", "avoided"))
     section.figure(
         f"{name}: gathers between nodes a step", round(made, 2), "gathers", "fcdp.stats()", avoided=round(avoided, 2)
     )
     # Each rank counts what it sends; `saved` is of a node.
-    sent = _gained(results, "saved", "gather_bytes")[0] / steps
+    sent = gained(results, "saved", "gather_bytes")[0] / steps
     trained = results[0]["trained_bytes"]
     section.figure(
         f"{name}: gathers send over the trainable bytes, a step and node",
         round(sent / trained, 3),
         "W",
         "fcdp.stats()",
-        plain_fsdp2=round(_gained(results, "saved", "plain_bytes")[0] / steps / trained, 3),
+        plain_fsdp2=round(gained(results, "saved", "plain_bytes")[0] / steps / trained, 3),
     )
     blocked(section, name, results)
-    maps = sum(_gained(results, "moves", "maps")) / len(results) / steps
+    maps = sum(gained(results, "moves", "maps")) / len(results) / steps
     section.figure(
         f"{name}: pages mapped a step",
         round(maps, 2),
         "maps",
         "fcdp.stats()",
-        memory_waits=sum(_gained(results, "moves", "memory_waits")),
+        memory_waits=sum(gained(results, "moves", "memory_waits")),
     )
 
 
@@ -280,8 +280,9 @@ def blocked(section: Section, name: str, results: list[dict]) -> None:
 
 def compare(
     section: Section, arguments: list[str], runs: dict[str, dict[str, str]], nccl: bool = False, node_size: int = 2
-) -> None:
-    """`runs`: name -> FCDP's settings. Plain FSDP2 first, and again where something differs from it. On two nodes."""
+) -> dict[str, list[dict]]:
+    """`runs`: name -> FCDP's settings. Plain FSDP2 first, and again where something differs from it. On two nodes.
+    Every rank's result of each run that ended."""
     share, world = section.left() / (len(runs) + 2), 2 * node_size
     plain = launch(section, "plain FSDP2", arguments, {}, 2 * share, nccl, world)
     if plain[0]["reduced_by"]:
@@ -294,7 +295,7 @@ def compare(
         trained_mb=round(plain[0]["trained_bytes"] / 1e6, 3),
     )
     times(section, "plain FSDP2", plain, None)
-    different = False
+    different, results = False, {}
     for i, (name, settings) in enumerate(runs.items()):
         what = f"{name}: losses and parameters are bit for bit plain FSDP2's"
         try:
@@ -306,6 +307,7 @@ def compare(
         difference = first_difference(plain, got)
         different = different or bool(difference)
         section.check(what, not difference, difference or f"{len(got[0]['losses'])} steps on {world} ranks", "job.py")
+        results[name] = got
         times(section, name, got, plain)
         caching(section, name, got)
     if different:
@@ -313,3 +315,4 @@ def compare(
             plain, launch(section, "plain FSDP2 again", arguments, {}, section.left(), nccl, world)
         )
         section.check("plain FSDP2 is bit for bit itself", not again, again or "so the differences above are FCDP's")
+    return results
