@@ -1,5 +1,5 @@
 """One rank of test_reduce.py: what it says to do, its results in a file for each rank. argv: the folder, then `train`,
-`sums`, `no_sync`, `different` or `factors`."""
+`sums`, `no_sync`, `different`, `factors` or `unlike`."""
 
 import contextlib
 import hashlib
@@ -275,6 +275,20 @@ def kept_by_fsdp1(use_orig_params):
     return {"wrong": wrong, "elements": [kept, 3 * job.SIZE]}
 
 
+def unlike_modules():
+    """What the synchronised backward raises behind one in no_sync() in which the ranks of a node use different parts."""
+    job = NoSync(True)
+    job.backward([0, 1], False)
+    job.backward([0, 1, 2], True)
+    job.zero_grad()
+    job.backward([dist.get_rank() % 2], False)
+    try:
+        job.backward([0, 1, 2], True)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def accumulated(model, micro_batches, change=lambda model: None, divisor=None, dtype=torch.float32):
     """Which parts have other gradients than the ranks' sum, divided. `micro_batches`: for each, the parts that each rank
     uses, of 0 and 1; the last one is synchronised, and behind `change`. Gradients are small integers, so a sum has the
@@ -360,6 +374,8 @@ def main():
         result = {"wrong": different_parameters() if what == "different" else factors()}
     elif what == "no_sync":
         result = {"no_sync": [kept_by_fsdp1(use_orig_params) for use_orig_params in (False, True)]}
+    elif what == "unlike":
+        result = {"said": unlike_modules()}
     else:
         result = {name: train(lambda of=of: of_fsdp2(*of)) for name, of in FSDP2.items()}
         result["fsdp1"] = train(of_fsdp1)

@@ -129,3 +129,9 @@ def test_what_fsdp1_keeps_in_no_sync(tmp_path):
             assert gradients / 2 <= kept <= 1.01 * gradients / 2
         made = rank["stats"]["reductions"]
         assert made["flat"] == 0 and made["kept"] > 0 and not made["reasons"], made
+
+
+def test_ranks_that_keep_sums_of_different_modules_are_told(tmp_path):
+    """Which plain FSDP1 lets them in no_sync(), where it reduces nothing."""
+    for rank in job(tmp_path, "unlike", {**ON, "FCDP_LOCAL_SIZE": "2"}).ranks:
+        assert "have reduced gradients of different modules" in rank["said"], rank["said"]

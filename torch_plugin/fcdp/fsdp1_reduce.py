@@ -152,14 +152,14 @@ def _keeps(state: Any, handle: Any) -> reduce.Reducer | None:
     return reducer if reducer is not None and reducer.within.size > 1 else None
 
 
-def _keep(state: Any, handle: Any, reducer: reduce.Reducer, to_reduce: Callable[..., Any]) -> None:
+def _keep(state: Any, handle: Any, reducer: reduce.Reducer, to_reduce: Callable[..., Any], name: str) -> None:
     """In the place of FSDP1's reduction, on its stream: `flat_param.grad`, unsharded, becomes the node's sums."""
     gradient, handle.flat_param.grad = handle.flat_param.grad.data, None
     gradient, _ = to_reduce(state, gradient)
     _divide(gradient, state._gradient_predivide_factor)
     kept = handle.__dict__.get("_fcdp_kept")
     rows = gradient.new_empty(gradient.numel() // reducer.within.size)
-    reducer.keep(rows, gradient, dist.ReduceOp.SUM, None if kept is None else kept.rows.to(rows.dtype))
+    reducer.keep(rows, gradient, dist.ReduceOp.SUM, None if kept is None else kept.rows.to(rows.dtype), name)
     handle._fcdp_kept = _Kept(rows)
 
 
@@ -223,7 +223,7 @@ def install(module: ModuleType, cls: type, name: Callable[[Any], str]) -> None:
             steps,
         ):
             if keeping:
-                return _keep(state, handle, keeping, module._get_reduce_scatter_tensors)
+                return _keep(state, handle, keeping, module._get_reduce_scatter_tensors, called(handle))
             return original(state, handle)
 
     if not all(seam.begins(getattr(module, one, None), names) for one, names in _FUNCTIONS.items()):

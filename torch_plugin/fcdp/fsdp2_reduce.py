@@ -115,10 +115,12 @@ class _InSteps:
 
 
 class _WithinNode(_InSteps):
-    """Its first step alone. FSDP2 allocates the input and then the output, which has a row for each node here."""
+    """Its first step alone, for the parameters that `name` names. FSDP2 allocates the input and then the output, which has a
+    row for each node here."""
 
-    def __init__(self, *args: Any):
+    def __init__(self, *args: Any, name: str):
         super().__init__(*args)
+        self.name = name
         self.allocate = self._allocate_input
 
     def _allocate_input(self, size, *, dtype, device):
@@ -129,7 +131,7 @@ class _WithinNode(_InSteps):
         return self.own.allocate((size[0] * self.reducer.n_nodes,), dtype=dtype, device=device)
 
     def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
-        self.reducer.keep(output_tensor, input_tensor, op, self.kept_rows(input_tensor.dtype))
+        self.reducer.keep(output_tensor, input_tensor, op, self.kept_rows(input_tensor.dtype), self.name)
 
 
 class _OfOne:
@@ -234,9 +236,11 @@ def install(
             def kept_rows(dtype: torch.dtype) -> torch.Tensor | None:
                 return None if kept is None else kept.of(fsdp_params, dtype, divisor)
 
-            bound["reduce_scatter_comm"] = (_WithinNode if keeps else _InSteps)(comm, reducer, kept_rows)
             if keeps:
+                bound["reduce_scatter_comm"] = _WithinNode(comm, reducer, kept_rows, name=names())
                 bound |= {"all_reduce_group": _OfOne, "all_reduce_grads": False, "partial_reduce_output": None}
+            else:
+                bound["reduce_scatter_comm"] = _InSteps(comm, reducer, kept_rows)
             args, kwargs = call.args, call.kwargs
         with seam.reduction(group, fsdp_params[0].device, bytes_, names, reducer):
             result = original(*args, **kwargs)

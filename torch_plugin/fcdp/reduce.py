@@ -18,6 +18,7 @@ FSDP's own reduce-scatter runs, on all ranks of the shard group alike, and one l
 
 from __future__ import annotations
 
+import hashlib
 from datetime import timedelta
 from typing import Any
 
@@ -64,6 +65,13 @@ def leave(reason: str) -> None:
         words.say(f"FCDP_REDUCE=hierarchical: {reason}; FSDP's own reduce-scatter runs")
 
 
+_UNLIKE = (
+    "fcdp: FCDP_REDUCE=hierarchical: in backwards without gradient synchronisation, the ranks of this node have reduced "
+    "gradients of different modules, or in another order, so the sums are wrong. Let all of them use the same modules, or set "
+    "FCDP_REDUCE=flat"
+)
+
+
 class _Lane:
     """The ranks that one step is among, and their backend for the gradients' device. Making it is a collective of
     theirs."""
@@ -99,11 +107,14 @@ class Reducer:
     def __init__(self, group: dist.ProcessGroup, shards: Shards):
         self.device, self.n_nodes = shards.device, shards.topology["nodes"]
         self.n_made = 0  # reduce-scatters so far
+        self.kept: list[str] = []  # what keep() has summed since the last reduce-scatter, in order
+        self.n_compared = 0
         node, n = shards.topology["node"], shards.node_size
         try:
             like = group._get_backend(self.device)
             self.within = _Lane(shards, "sum", shards.ranks[node * n : (node + 1) * n], like)
             self.between = _Lane(shards, "cross", shards.ranks[shards.local :: n], like)
+            self.of_node = dist.PrefixStore(f"{shards.name}/kept/{node}", shards.lane_store)
             problem = None
         except (RuntimeError, AttributeError, TypeError, Unsupported) as error:
             problem = Unsupported(*map(str, error.args))
@@ -120,6 +131,8 @@ class Reducer:
         """`gradients`: this rank's, a row for each rank of the group; `output`: what all ranks' rows for this one add up
         to, with `op` as a reduce-scatter takes it. On the current stream. `may_overwrite`: the gradients are not read
         behind it. `kept`: what keep() has made of other gradients, which are added."""
+        if self.kept:
+            self._compare_kept()
         self.n_made += 1
         _calls["hierarchical"] += 1
         start_ns = _fcdp.trace_start() if self.device.type == "cpu" else 0
@@ -148,16 +161,37 @@ class Reducer:
             other = (self.between.place + 1) % self.n_nodes
             _rounding.note(wire, sums[other], packed[other])
 
-    def keep(self, output: torch.Tensor, gradients: torch.Tensor, op: Any, kept: torch.Tensor | None) -> None:
+    def keep(
+        self, output: torch.Tensor, gradients: torch.Tensor, op: Any, kept: torch.Tensor | None, name: str
+    ) -> None:
         """`output`: the node's sums of `gradients` alone, and of what was kept before; as long as `gradients` /
-        ranks_per_node. Nothing leaves the node."""
+        ranks_per_node. Nothing leaves the node. `name`: of what has these gradients; where the node's ranks do not all
+        keep the same, in one order, the next reduce-scatter raises."""
         self.n_made += 1
+        self.kept.append(name)
         _calls["kept"] += 1
         start_ns = _fcdp.trace_start() if self.device.type == "cpu" else 0
         self.sum_in_node(self._by_node(gradients), op, self._by_node(output))
         if kept is not None:
             output.add_(kept.view_as(output))
         plain.count_reduction(0, gradients.nbytes - output.nbytes, self.n_nodes * self.within.size, start_ns)
+
+    def _compare_kept(self) -> None:
+        """Without synchronisation FSDP itself reduces nothing, so ranks may run different modules there. Sums of gradients
+        of different ones look like any other."""
+        digest = hashlib.blake2b(repr(self.kept).encode(), digest_size=16).hexdigest()
+        self.kept, n = [], self.n_compared
+        self.n_compared += 1
+        mine, others = self.within.place, [i for i in range(self.within.size) if i != self.within.place]
+        self.of_node.set(f"{n}/{mine}", digest)
+        try:
+            found = [self.of_node.get(f"{n}/{i}").decode() for i in others]
+        except Exception as error:
+            raise RuntimeError(f"{_UNLIKE} (a rank of it reduced none: {error})") from error
+        if any(one != digest for one in found):
+            raise RuntimeError(_UNLIKE)
+        if n > 0:  # all have read it
+            self.of_node.delete_key(f"{n - 1}/{mine}")
 
     def _by_node(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.view(self.n_nodes, rows.numel() // self.n_nodes)
