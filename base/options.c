@@ -72,7 +72,8 @@ typedef struct option_parser {
       FIELD(BYTES, cache_bytes, 0, 0))                                                                       \
     X(USER, "FCDP_SPILL_DIR", "path", "",                                                                    \
       "a directory on each node's disk for the groups for which host memory has no room: each rank keeps "   \
-      "its slice in an unnamed file there",                                                                  \
+      "its slice in an unnamed file there; needs FCDP_PIN other than never, and over gloo one rank on a "    \
+      "node, or models on CPUs",                                                                             \
       FIELD(PATH, spill_dir, 0, 0))                                                                          \
     X(USER, "FCDP_ALLOC", "fcdp|native", "fcdp",                                                             \
       "the allocator of tensors on a GPU: FCDP's, on the same pages as gathered parameters, or PyTorch's "   \

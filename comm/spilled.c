@@ -82,13 +82,15 @@ fcdp_status fcdp_group_attach_file(fcdp_group *group) {
         return fcdp__fail(FCDP_ERR_UNSUPPORTED, "%s",
                           engine->spill_lacks[0] ? engine->spill_lacks : "FCDP_SPILL_DIR is not set");
     if (engine->options.pin == FCDP_PIN_NEVER)
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                          "'%s': FCDP_SPILL_DIR needs page-locked memory, and FCDP_PIN is never",
-                          group->name);
+        return fcdp__fail(
+            FCDP_ERR_UNSUPPORTED,
+            "'%s': FCDP_SPILL_DIR needs page-locked memory, and FCDP_PIN is never; unset FCDP_PIN",
+            group->name);
     if (comm->topology.node_size > 1 && !fcdp__comm_may_slice(comm))
         return fcdp__fail(
             FCDP_ERR_UNSUPPORTED,
-            "'%s': over gloo the ranks of a node meet in host memory, so FCDP_SPILL_DIR does not serve",
+            "'%s': over gloo the ranks of a node meet in host memory, so FCDP_SPILL_DIR does not serve; "
+            "it does over NCCL, and with one rank on a node",
             group->name);
     fcdp_region *region;
     status = fcdp__region_create_spilled(engine->tiering, group->name, group->layout, comm->topology.local,

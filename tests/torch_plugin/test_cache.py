@@ -94,6 +94,7 @@ def test_a_directory_that_cannot_be_used_is_said_once_a_node(tmp_path):
     [
         (["--cache"], {}, "which directory? Set FCDP_CACHE_DIR"),
         (["--cache", "/nowhere/at/all"], {}, "/nowhere/at/all is no directory"),
+        (["--cache", "/usr"], {"FCDP_CACHE_SIZE": "lots"}, "FCDP_CACHE_SIZE=lots: "),
     ],
 )
 def test_the_doctor_says_what_it_needs(arguments, settings, said):

@@ -74,3 +74,24 @@ def test_the_doctor_tells_of_the_disk(tmp_path):
     good, bad = (doctor(FCDP_SPILL_DIR=directory) for directory in (str(tmp_path), "/dev/null/there"))
     assert good.returncode == 0 and f" free in {tmp_path}: " in good.stdout, good.stdout
     assert bad.returncode == 1 and "FCDP_SPILL_DIR=/dev/null/there: Not a directory" in bad.stdout, bad.stdout
+
+
+def test_without_page_locked_memory_it_says_what_to_unset(tmp_path, plain):
+    outcome = train(
+        tmp_path / "job",
+        "fsdp2",
+        FCDP_HOST_BUDGET=str(BUDGET),
+        FCDP_SPILL_DIR=str(tmp_path / "spill"),
+        FCDP_PIN="never",
+    )
+    said = outcome.went_on(plain["fsdp2"])
+    assert len(said) == 1 and "needs page-locked memory, and FCDP_PIN is never; unset FCDP_PIN" in said[0], said
+
+
+def test_a_disk_that_failed_is_in_the_summary():
+    from fcdp.report import _disk
+
+    spill = {"bytes": 1, "written_bytes": 2 << 20, "read_bytes": 1 << 20, "failures": 3, "wait_seconds": 0.5}
+    assert _disk(spill).endswith("waited 0.50 s; its disk failed 3 times, and what was lost was gathered again")
+    assert _disk(spill | {"failures": 0}).endswith("waited 0.50 s")
+    assert _disk(dict.fromkeys(spill, 0)) == ""

@@ -60,7 +60,11 @@ def _directory(given: str) -> Path:
 
 def _limit(directory: Path, taken: int) -> tuple[int, str]:
     """The most that a job may keep there, and what sets it."""
-    asked = _fcdp.size_parse(os.environ.get("FCDP_CACHE_SIZE") or "0")
+    text = os.environ.get("FCDP_CACHE_SIZE") or "0"
+    try:
+        asked = _fcdp.size_parse(text)
+    except _fcdp.Error as error:
+        raise Failed(f"FCDP_CACHE_SIZE={text}: {error.args[0]}") from error
     if asked:
         return asked, "FCDP_CACHE_SIZE"
     disk = os.statvfs(directory)
@@ -110,7 +114,10 @@ def _table(slices: list[Slice]) -> list[str]:
 
 def show(given: str, clears: bool, as_json: bool) -> int:
     directory = _directory(given)
-    files = sorted(path for path in directory.iterdir() if _ENTRY.fullmatch(path.name))
+    try:
+        files = sorted(path for path in directory.iterdir() if _ENTRY.fullmatch(path.name))
+    except OSError as error:
+        raise Failed(f"{directory}: {error.strerror}") from error
     if clears:
         with _locked(directory):
             print(_clear(directory, files))
