@@ -158,6 +158,11 @@ METHOD_NOARGS(engine_wake) {
     Py_RETURN_NONE;
 }
 
+METHOD_NOARGS(engine_is_asleep) {
+    fcdp_engine *engine = binding_core(self);
+    return engine ? PyBool_FromLong(fcdp_engine_is_asleep(engine)) : NULL;
+}
+
 METHOD_O(engine_order_writes) {
     fcdp_engine *engine = binding_core(self);
     fcdp_stream stream;
@@ -280,6 +285,8 @@ static PyMethodDef methods[] = {
          "Raises Error where a group is in use, or the stream captures a CUDA graph.")},
     {"wake", engine_wake, METH_NOARGS,
      DOC("wake($self, /)", "End a sleep. Does nothing where the engine is awake.")},
+    {"is_asleep", engine_is_asleep, METH_NOARGS,
+     DOC("is_asleep($self, /)", "Between a sleep() and the wake() that ends it?")},
     {"drain", engine_drain, METH_NOARGS,
      DOC("drain($self, /)",
          "Wait until the device has done all that was enqueued. Raises Error with the first failure of\n"

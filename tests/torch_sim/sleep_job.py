@@ -27,6 +27,14 @@ def awake_error(function, *arguments):
     raise AssertionError("it was done asleep")
 
 
+def refusal(function, *arguments):
+    try:
+        function(*arguments)
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("it was done")
+
+
 def on_device():
     gathered = fcdp.stats()["device_bytes"]["current"]
     return torch.sim.memory_reserved() + gathered
@@ -50,6 +58,7 @@ def sleeps_between_steps(device):
         torch.sim.synchronize()
         before = on_device()
         night = {"before": before, "down": fcdp.sleep(), "asleep": on_device(), "away": fcdp.stats()["asleep_bytes"]}
+        night["parameters"] = fcdp.stats()["asleep"]
         del passing
         night["said"] = awake_error(lambda: torch.empty(1, device=device))
         night["up"] = fcdp.wake()
@@ -57,6 +66,7 @@ def sleeps_between_steps(device):
         if fcdp.stats()["enabled"]:
             night["unsharded"] = awake_error(trained.model, torch.zeros(1, 1, dtype=torch.int64))
         fcdp.wake()
+        assert not fcdp.stats()["asleep"]
         nights.append(night)
     return trained.found() | {"nights": nights}
 
@@ -69,9 +79,11 @@ def tagged_tensors_sleep(device):
     for _ in range(N_STEPS):
         down = fcdp.sleep("kv")
         assert down["live_bytes"] == cache.nbytes and down["freed_bytes"] >= cache.nbytes, down
+        assert not fcdp.stats()["asleep"]
         trained.step(trained.batch())
         assert fcdp.wake("kv", keep=False)["copied_bytes"] == cache.nbytes
         assert cache.tolist()[::4096] == list(range(0, 1 << 20, 4096))
+    assert refusal(fcdp.sleep, "vk") == "no tensor was allocated under fcdp.tag('vk')"
     return trained.found()
 
 

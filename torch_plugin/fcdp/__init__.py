@@ -114,7 +114,8 @@ def stats() -> dict[str, Any]:
       plan's "device", "host", "host-whole" or "file"; "policy" without one; "mapped": FCDP_HOST_MAP names it),
       ranks_per_node, and plain_bytes and gather_bytes as in ``saved``;
     - ``device_bytes``, ``host_bytes``: current and peak of gathered parameters; host bytes are the node's;
-    - ``asleep_bytes``: of tensors whose pages are away (``sleep()``);
+    - ``asleep``: are the gathered parameters' pages away (``sleep()`` without a tag)? ``asleep_bytes``: of tensors
+      whose pages are;
     - ``cache``: of this rank's slices of frozen parameters, read_bytes and written_bytes (FCDP_CACHE_DIR);
     - ``spill``: of this rank's slices that live in FCDP_SPILL_DIR: their bytes; written_bytes and read_bytes;
       failures, of slices that could not be written, or not be read as they were written; how often the host

@@ -36,6 +36,7 @@ def _nothing_yet() -> dict[str, Any]:
         "reductions": {"hierarchical": 0, "flat": 0, "kept": 0, "reasons": [], "rounding_error": None},
         "spill": {"bytes": 0, "written_bytes": 0, "read_bytes": 0, "failures": 0, "waits": 0, "wait_seconds": 0.0},
         "deltas": {"gathers": 0, "whole": 0, "rounding_error": None},
+        "asleep": False,
         "asleep_bytes": 0,
         "bypassed": [],
         "saved": {"plain_bytes": 0, "gather_bytes": 0, "beside_bytes": 0},
@@ -76,6 +77,7 @@ def stats() -> dict[str, Any]:
     if served:
         out["topology"], out["transport"] = dict(served[0].topology), "gloo" if served[0].lanes else "nccl"
     out["driver"], out["policy"] = core["driver"], core["policy"]
+    out["asleep"] = runtime.engine.is_asleep()
     out["collectives"]["gather"], out["collectives"]["restore"] = _counts(core["gather"]), _counts(core["restore"])
     out["collectives"]["agree"] = _counts(shard_groups.agreed())
     for key in ("gathers", "saved"):
