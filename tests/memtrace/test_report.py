@@ -66,6 +66,23 @@ def test_the_text(job):
     assert max(map(len, done.stdout.splitlines())) <= 140
 
 
+def test_what_came_from_disks(tmp_path):
+    script = Script()
+    for name, value in {
+        "spill.written_bytes": 3_000_000,
+        "spill.read_bytes": 9_000_000,
+        "spill.wait_ns": 12 * MILLISECOND,
+        "spill.failures": 1,
+        "cache.read_bytes": 5_000_000,
+    }.items():
+        script.counter(name, value)
+    script.step(1)
+    record(tmp_path / "x.trace", script)
+    said = memtrace_run("report", tmp_path / "x.trace").stdout
+    assert "3 MB written, 9 MB read, 12.0 ms of waits for it; 1 slice lost and gathered again" in said, said
+    assert "FCDP_CACHE_DIR  5 MB of frozen parameters read, 0 B written" in said, said
+
+
 def wait(kind="stall", cause=None, before=(), move=None, **fields):
     """The longest wait of a script with a wait that begins at 50 ms and takes 5 ms."""
     script = Script()

@@ -102,6 +102,22 @@ def _head(report: dict) -> list[str]:
     return [*lines, "", table(head, rows)]
 
 
+def _disks(c: dict) -> list[str]:
+    """A line for each directory that the job has used."""
+    lines = []
+    written, read = c.get("spill.written_bytes", 0), c.get("spill.read_bytes", 0)
+    if written or read:
+        lost = c.get("spill.failures", 0)
+        lines.append(
+            f"FCDP_SPILL_DIR  {human(written)} written, {human(read)} read, {ms(c.get('spill.wait_ns', 0))} of waits for it"
+            + (f"; {plural(lost, 'slice')} lost and gathered again" if lost else "")
+        )
+    written, read = c.get("cache.written_bytes", 0), c.get("cache.read_bytes", 0)
+    if written or read:
+        lines.append(f"FCDP_CACHE_DIR  {human(read)} of frozen parameters read, {human(written)} written")
+    return lines
+
+
 def _traffic(report: dict) -> list[str]:
     """From the counters, which are exact even if events were lost."""
     c = report["counters"]
@@ -115,6 +131,7 @@ def _traffic(report: dict) -> list[str]:
         f"{human(c.get('collectives.restore.intra_bytes_sent', 0))} by restores",
         f"host memory     {human(c.get('moves.d2h_bytes', 0))} stored, {human(c.get('moves.h2d_bytes', 0))} loaded, "
         f"{plural(c.get('moves.evictions', 0), 'eviction')}",
+        *_disks(c),
     ]
     others = {
         "reduce-scatters": c.get("collectives.reduce_scatter.inter_bytes_sent", 0),
