@@ -1,6 +1,7 @@
 /* methods_engine.c - the options, and _fcdp.Engine. */
 #include "base/size.h"
 #include "tiering/account.h"
+#include "tiering/cache.h"
 #include "tiering/disk.h"
 #include "tiering/host.h"
 #include "torch_plugin/methods.h"
@@ -79,6 +80,15 @@ FUNCTION(spill_lacks) {
     if (!PyArg_ParseTuple(args, "s:spill_lacks", &dir)) return NULL;
     fcdp_status status = fcdp__disk_probe(dir, lacks, sizeof lacks);
     return status == FCDP_OK ? PyUnicode_DecodeFSDefault(lacks) : binding_raise(status);
+}
+
+FUNCTION(cache_check) {
+    const char *dir;
+    if (!PyArg_ParseTuple(args, "s:cache_check", &dir)) return NULL;
+    fcdp_cache *cache;
+    fcdp_status status = fcdp__cache_open(dir, 0, &cache);
+    if (status == FCDP_OK) fcdp__cache_close(cache);
+    return methods_none_or_raise(status);
 }
 
 FUNCTION(create_engine) {
@@ -339,6 +349,9 @@ PyMethodDef methods_engine[] = {
      DOC("spill_lacks($module, directory, /)",
          "What makes reads and writes slower there, as for FCDP_SPILL_DIR; \"\": nothing. The directory\n"
          "is made. Raises Error where it cannot be used.")},
+    {"cache_check", cache_check, METH_VARARGS,
+     DOC("cache_check($module, directory, /)",
+         "Can it be FCDP_CACHE_DIR? It is made. Raises Error, which says why it cannot.")},
     {"create_engine", create_engine, METH_VARARGS,
      DOC("create_engine($module, driver, ordinal, sim_library, on_tensors_device, storages_raise, "
          "host_computes, /)",

@@ -100,3 +100,9 @@ def test_a_directory_that_cannot_be_used_is_said_once_a_node(tmp_path):
 def test_the_doctor_says_what_it_needs(arguments, settings, said):
     done = doctor(*arguments, **settings)
     assert done.returncode == 1 and done.stderr.startswith(f"fcdp-doctor: {said}"), done.stderr
+
+
+def test_the_doctor_tells_of_the_directory(tmp_path):
+    good, bad = (doctor(FCDP_CACHE_DIR=directory) for directory in (str(tmp_path), "/dev/null/there"))
+    assert good.returncode == 0 and f" free in {tmp_path}; " in good.stdout, good.stdout
+    assert bad.returncode == 0 and "Not a directory; frozen parameters are gathered" in bad.stdout, bad.stdout

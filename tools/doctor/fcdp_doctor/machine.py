@@ -92,6 +92,15 @@ def spill(directory: str) -> tuple[str, bool]:
     return f"{free} free in {directory}: {lacks or 'by io_uring, past the page cache'}", True
 
 
+def cache(directory: str) -> str:
+    """Where frozen parameters are kept between runs."""
+    try:
+        _fcdp.cache_check(directory)
+    except _fcdp.Error as error:
+        return f"{error.args[0]}; frozen parameters are gathered"
+    return f"{_fcdp.size_text(shutil.disk_usage(directory).free)} free in {directory}; fcdp-doctor --cache lists it"
+
+
 def _may_lock() -> str:
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if limit == resource.RLIM_INFINITY:
@@ -134,6 +143,7 @@ def report() -> int:
         ("may lock", _may_lock(), True),
         *[("mapped memory", maps, True) for names in [host_map] if names],
         *[("spill", *spill(directory)) for directory in [spill_dir] if directory],
+        *[("cache", cache(directory), True) for directory in [os.environ.get("FCDP_CACHE_DIR")] if directory],
         ("huge pages", huge_pages(), True),
         ("ranks per node", *(ranks_per_node(option) if options_ok else untried)),
     ]
