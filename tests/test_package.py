@@ -166,7 +166,7 @@ def test_the_wheel_installs_without_a_registry_and_its_core_loads(tmp_path):
     assert done.stdout.startswith(where)
 
 
-@pytest.mark.parametrize("value", [None, "0"])
+@pytest.mark.parametrize("value", [None, pytest.param("0", marks=pytest.mark.slow)])
 def test_nothing_of_ours_is_imported_unless_asked_for(files, value):
     settings = {} if value is None else {"FCDP": value}
     done = python("-c", "import torch, torch.distributed.fsdp; " + ON_ASKING, **settings)

@@ -36,6 +36,7 @@ def test_a_number_that_makes_no_sense_is_refused(tmp_path, arguments, said):
     assert done.returncode == 2 and said in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_the_narrowest_picture_is_drawn_without_a_warning(job, tmp_path):
     pytest.importorskip("matplotlib")
     done = memtrace_run("plot", job, "-o", tmp_path / "x.svg", "--width", "4")
