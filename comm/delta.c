@@ -156,8 +156,8 @@ static int64_t gain_ns(const delta *d) {
 /* The same on all members: each has all heads. After a rest they are tried anew, and measured. */
 static void next_decide(delta *d) {
     for (uint32_t b = 0; b < d->n; b++) d->state->gain_ns += d->heads[b].gain_ns;
-    d->state->rest = d->by_gain && d->state->gain_ns <= 0 ? 2 * d->state->rest + 1 : 0;
-    if (d->state->rest > MAX_RESTS) d->state->rest = MAX_RESTS;
+    uint32_t longer = 2 * d->state->rest_before + 1;
+    d->state->rest = d->by_gain && d->state->gain_ns <= 0 ? longer < MAX_RESTS ? longer : MAX_RESTS : 0;
     d->state->rests_left = d->state->rest;
 }
 
@@ -429,6 +429,7 @@ static bool state_serves(fcdp_delta_state *state) {
         return false;
     }
     state->gain_ns = 0;
+    state->rest_before = state->rest; /* of several gathers together, each decides anew */
     return true;
 }
 

@@ -46,6 +46,7 @@ void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch);
  * have in common; read once the gathers have ended: so the same on all members. */
 typedef struct fcdp_delta_state {
     uint32_t rest, rests_left; /* the last rest: gathers without heads; those of it from here on */
+    uint32_t rest_before;      /* the one before the last gathers with heads */
     double wire;     /* bytes of differences by bytes of shards, as last made; 0: never; 1: too many */
     int64_t gain_ns; /* that all members expected of the last gathers, together */
     bool is_primed;  /* it was gathered before: there is a base */
