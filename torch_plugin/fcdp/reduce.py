@@ -67,8 +67,8 @@ def leave(reason: str) -> None:
 
 _UNLIKE = (
     "fcdp: FCDP_REDUCE=hierarchical: in backwards without gradient synchronisation, the ranks of this node have reduced "
-    "gradients of different modules, or in another order, so the sums are wrong. Let all of them use the same modules, or set "
-    "FCDP_REDUCE=flat"
+    "gradients of different modules, or in another order, so the sums are wrong. Drop them by zero_grad(set_to_none=True), and "
+    "let all of them use the same modules, or set FCDP_REDUCE=flat"
 )
 
 
@@ -131,12 +131,12 @@ class Reducer:
         """`gradients`: this rank's, a row for each rank of the group; `output`: what all ranks' rows for this one add up
         to, with `op` as a reduce-scatter takes it. On the current stream. `may_overwrite`: the gradients are not read
         behind it. `kept`: what keep() has made of other gradients, which are added."""
-        if self.kept:
-            self._compare_kept()
         self.n_made += 1
+        said = self._say_kept()
         _calls["hierarchical"] += 1
         start_ns = _fcdp.trace_start() if self.device.type == "cpu" else 0
         sums = self.sum_in_node(self._by_node(gradients), op)
+        self._compare_kept(said)  # a rank that has died has been named by now
         if kept is not None:
             sums.add_(kept.view_as(sums))
         wire = wire_for(sums.dtype) if sums.numel() else None
@@ -176,18 +176,28 @@ class Reducer:
             output.add_(kept.view_as(output))
         plain.count_reduction(0, gradients.nbytes - output.nbytes, self.n_nodes * self.within.size, start_ns)
 
-    def _compare_kept(self) -> None:
-        """Without synchronisation FSDP itself reduces nothing, so ranks may run different modules there. Sums of gradients
-        of different ones look like any other."""
-        digest = hashlib.blake2b(repr(self.kept).encode(), digest_size=16).hexdigest()
-        self.kept, n = [], self.n_compared
+    def _say_kept(self) -> str:
+        """A digest of what this rank has kept since the last reduce-scatter, for the others of its node; "": nothing.
+        Without synchronisation FSDP itself reduces nothing, so ranks may run different modules there, and sums of
+        gradients of different ones look like any other."""
+        if not self.kept:
+            return ""
+        digest = hashlib.blake2b(repr((self.n_made, self.kept)).encode(), digest_size=16).hexdigest()
+        self.kept = []
+        self.of_node.set(f"{self.n_compared}/{self.within.place}", digest)
+        return digest
+
+    def _compare_kept(self, digest: str) -> None:
+        if not digest:
+            return
+        n, mine = self.n_compared, self.within.place
         self.n_compared += 1
-        mine, others = self.within.place, [i for i in range(self.within.size) if i != self.within.place]
-        self.of_node.set(f"{n}/{mine}", digest)
         try:
-            found = [self.of_node.get(f"{n}/{i}").decode() for i in others]
+            found = [self.of_node.get(f"{n}/{i}").decode() for i in range(self.within.size) if i != mine]
         except Exception as error:
-            raise RuntimeError(f"{_UNLIKE} (a rank of it reduced none: {error})") from error
+            raise RuntimeError(
+                f"fcdp: FCDP_REDUCE=hierarchical: a rank of this node did not say what it kept in backwards without gradient synchronisation: {error}"
+            ) from error
         if any(one != digest for one in found):
             raise RuntimeError(_UNLIKE)
         if n > 0:  # all have read it
