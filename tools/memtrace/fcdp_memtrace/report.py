@@ -106,8 +106,8 @@ def _disks(c: dict) -> list[str]:
     """A line for each directory that the job has used."""
     lines = []
     written, read = c.get("spill.written_bytes", 0), c.get("spill.read_bytes", 0)
-    if written or read:
-        lost = c.get("spill.failures", 0)
+    lost = c.get("spill.failures", 0)
+    if written or read or lost:
         lines.append(
             f"FCDP_SPILL_DIR  {human(written)} written, {human(read)} read, {ms(c.get('spill.wait_ns', 0))} of waits for it"
             + (f"; {plural(lost, 'slice')} lost and gathered again" if lost else "")
