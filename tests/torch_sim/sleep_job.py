@@ -18,19 +18,11 @@ N_STEPS = 20
 JOBS = memory_job.JOBS
 
 
-def awake_error(function, *arguments):
-    """What is said of something that needs the device while it is away."""
-    try:
-        function(*arguments)
-    except RuntimeError as error:
-        return str(error)
-    raise AssertionError("it was done asleep")
-
-
 def refusal(function, *arguments):
+    """What is said of something that cannot be done now."""
     try:
         function(*arguments)
-    except ValueError as error:
+    except (RuntimeError, ValueError) as error:
         return str(error)
     raise AssertionError("it was done")
 
@@ -60,11 +52,11 @@ def sleeps_between_steps(device):
         night = {"before": before, "down": fcdp.sleep(), "asleep": on_device(), "away": fcdp.stats()["asleep_bytes"]}
         night["parameters"] = fcdp.stats()["asleep"]
         del passing
-        night["said"] = awake_error(lambda: torch.empty(1, device=device))
+        night["said"] = refusal(lambda: torch.empty(1, device=device))
         night["up"] = fcdp.wake()
         night["again"] = fcdp.sleep()
         if fcdp.stats()["enabled"]:
-            night["unsharded"] = awake_error(trained.model, torch.zeros(1, 1, dtype=torch.int64))
+            night["unsharded"] = refusal(trained.model, torch.zeros(1, 1, dtype=torch.int64))
         fcdp.wake()
         assert not fcdp.stats()["asleep"]
         nights.append(night)
@@ -112,14 +104,14 @@ def sleeps_that_fail(device):
         trained.step(trained.batch())
         torch.sim.synchronize()
         with sleep_fails(leaves_asleep=False):
-            assert awake_error(fcdp.sleep) == "planted"
+            assert refusal(fcdp.sleep) == "planted"
         assert fcdp.stats()["asleep_bytes"] == 0
         if step % 2:
             continue  # the next step is made as if nothing had been asked
         for leaves_asleep in (True, False):
             with sleep_fails(leaves_asleep):
-                assert awake_error(fcdp.sleep) == "planted"
-            assert "asleep" in awake_error(trained.model, none)
+                assert refusal(fcdp.sleep) == "planted"
+            assert "asleep" in refusal(trained.model, none)
         fcdp.wake()
     return trained.found()
 
@@ -145,7 +137,7 @@ def a_peer_dies_asleep(device):
     if dist.get_rank() == 3:
         os._exit(0)
     fcdp.wake()
-    said = awake_error(trained.step, trained.batch())
+    said = refusal(trained.step, trained.batch())
     pathlib.Path(sys.argv[2], f"rank{dist.get_rank()}.json").write_text(json.dumps({"said": said}))
     os._exit(0)
 
