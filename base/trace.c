@@ -366,6 +366,7 @@ void fcdp__trace_object_destroy(uint32_t object) {
     atomic_store_explicit(&at->host_bytes, 0, memory_order_relaxed);
     atomic_store_explicit(&at->file_bytes, 0, memory_order_relaxed);
     atomic_store_explicit(&at->mapped_bytes, 0, memory_order_relaxed);
+    atomic_store_explicit(&at->lives, 0, memory_order_relaxed);
     atomic_store_explicit(&at->state, 0, memory_order_release);
 }
 

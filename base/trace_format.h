@@ -102,6 +102,12 @@ enum {
     FCDP_OBJECT_BYPASSED = 16, /* left to FSDP */
     FCDP_OBJECT_TEXT = 32,     /* alone: not a region. Its name is a text, of which `why` has the rest */
 };
+/* Of `lives`; 0: in host memory, and on the device while there is room. */
+enum {
+    FCDP_LIVES_IN_FILE = 1, /* for want of host memory (FCDP_SPILL_DIR) */
+    FCDP_LIVES_MAPPED = 2,  /* in host memory alone, which is under its addresses (FCDP_HOST_MAP) */
+    FCDP_LIVES_ON_DISK = 4, /* its frozen span is also on the node's disk (FCDP_CACHE_DIR) */
+};
 typedef struct fcdp_trace_object {
     _Atomic uint32_t generation; /* odd: its name is being written. Its number may serve again: larger by 2 */
     _Atomic uint32_t state;      /* FCDP_OBJECT_... */
@@ -110,7 +116,7 @@ typedef struct fcdp_trace_object {
     _Atomic uint64_t mapped_bytes; /* device pages under its addresses that are its own */
     _Atomic uint64_t shard_group;  /* a number for the ranks that share it, and for no others; 0: not said */
     _Atomic uint32_t why;          /* BYPASSED: the object whose text says why; 0: it is not known */
-    uint32_t reserved;
+    _Atomic uint32_t lives;        /* FCDP_LIVES_...: where, while it is not in use */
     _Atomic uint64_t trainable_bytes; /* of its size */
     /* unshards so far; sent between nodes, per node: by flat gathers in their place, by its own gathers */
     _Atomic uint64_t n_uses, plain_bytes, gather_bytes;

@@ -369,8 +369,11 @@ void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
                   .wait_ns = n[FCDP_COUNT_SPILL_WAIT_NS]},
         .n_delta_gathers = n[FCDP_COUNT_DELTA_GATHERS],
         .n_delta_whole = n[FCDP_COUNT_DELTA_WHOLE],
-        .cache_read_bytes = n[FCDP_COUNT_CACHE_READ_BYTES],
-        .cache_written_bytes = n[FCDP_COUNT_CACHE_WRITTEN_BYTES]};
+        .n_late = n[FCDP_COUNT_GATHERS_LATE],
+        .n_drops = n[FCDP_COUNT_DROPS],
+        .cache = {.read_bytes = n[FCDP_COUNT_CACHE_READ_BYTES],
+                  .written_bytes = n[FCDP_COUNT_CACHE_WRITTEN_BYTES],
+                  .n_failures = n[FCDP_COUNT_CACHE_FAILURES]}};
     fcdp_pool_stats pool;
     fcdp__pool_stats(engine->pool, &pool);
     fcdp__lock_acquire(&engine->lock);

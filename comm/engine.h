@@ -104,6 +104,12 @@ typedef struct fcdp_spill_stats {
     uint64_t n_waits, wait_ns; /* of the host for the disk */
 } fcdp_spill_stats;
 
+/* FCDP_CACHE_DIR, of this rank's slices of frozen parameters */
+typedef struct fcdp_cache_stats {
+    uint64_t read_bytes, written_bytes;
+    uint64_t n_failures; /* slices that could not be written, or not be read as they were written */
+} fcdp_cache_stats;
+
 typedef struct fcdp_engine_stats {
     fcdp_collective_counts gather, restore; /* collectives of gathers, and of restores */
     fcdp_gather_counts gathers;
@@ -119,7 +125,9 @@ typedef struct fcdp_engine_stats {
     uint32_t host_copies; /* that the node's host memory keeps, at most; 0: it keeps nothing yet */
     /* of this rank's slices, or of the one of several copies that it reads, by where their pages came from */
     uint64_t host_near_bytes, host_far_bytes;
-    uint64_t cache_read_bytes, cache_written_bytes; /* of this rank's slices, FCDP_CACHE_DIR */
+    uint64_t n_late;  /* unshards that began only when they were waited for, as device pages lacked */
+    uint64_t n_drops; /* reshards that kept no copy, as the next use gathers it anew */
+    fcdp_cache_stats cache;
     fcdp_spill_stats spill;
     uint64_t n_delta_gathers, n_delta_whole; /* comm/delta.h: as differences, or rounded; whole after all */
     fcdp_rounding rounding;                  /* of this rank's shards, with FCDP_CODEC=int8 */

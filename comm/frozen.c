@@ -284,11 +284,20 @@ static fcdp_status answers_exchange(const loading *l, batch b) {
                              b.to - b.from);
 }
 
+static void on_disk_set(fcdp_group *group) {
+    atomic_store_explicit(&group->frozen.on_disk, true, memory_order_relaxed);
+    fcdp__group_trace_on_disk(group);
+}
+
 /* To every copy of the node's host memory: what is compared of one holds for all. */
 static bool slice_read(const fcdp_group *group, fcdp_piece slice) {
     fcdp_cache *cache = group->comm->engine->frozen->cache;
     char *to = (char *)fcdp__host_data(group->block) + slice.offset_bytes;
-    if (!fcdp__cache_read(cache, &group->frozen.key, to, slice.bytes)) return false;
+    uint64_t start_ns = fcdp__trace_start();
+    fcdp_status status = fcdp__cache_read(cache, &group->frozen.key, to, slice.bytes);
+    if (status == FCDP_PENDING) return false;
+    fcdp__group_trace_cache(group, FCDP_EVENT_CACHE_READ, start_ns, slice.bytes, status);
+    if (status) return false;
     for (uint32_t i = 0; i < fcdp__host_block_copies(group->block); i++) {
         char *copy = (char *)fcdp__host_copy(group->block, i) + slice.offset_bytes;
         if (copy != to) memcpy(copy, to, slice.bytes);
@@ -300,9 +309,7 @@ static void slices_read(const loading *l, batch b) {
     for (uint32_t g = b.from; g < b.to; g++) {
         fcdp_group *group = l->groups[g];
         fcdp_piece slice = slice_of(group);
-        bool there = slice_read(group, slice);
-        if (there) fcdp__count(&group->comm->engine->counts, FCDP_COUNT_CACHE_READ_BYTES, slice.bytes);
-        l->answers[g] = !there;
+        l->answers[g] = !slice_read(group, slice);
     }
 }
 
@@ -319,6 +326,7 @@ static void slice_drop(fcdp_group *group) {
         fcdp__log(FCDP_LOG_WARN, "%s: the frozen parameters of '%s' are damaged there, and gathered",
                   fcdp__cache_dir(cache), group->name);
     fcdp__cache_drop(group->comm->engine->frozen->cache, &group->frozen.key);
+    fcdp__count(&group->comm->engine->counts, FCDP_COUNT_CACHE_FAILURES, 1);
 }
 
 static void span_accept(fcdp_group *group) {
@@ -341,6 +349,7 @@ static fcdp_status batch_load(const loading *l, batch b, uint64_t *bytes) {
     for (uint32_t g = b.from; g < b.to && !status; g++) {
         if (l->answers[g] == 0) {
             span_accept(l->groups[g]);
+            on_disk_set(l->groups[g]);
             *bytes += l->groups[g]->layout->span[FCDP_SPAN_FROZEN].bytes;
         } else {
             if (l->answers[g] == 2) slice_drop(l->groups[g]);
@@ -417,8 +426,13 @@ static fcdp_status slice_write(fcdp_frozen *frozen, fcdp_group *group) {
         return FCDP_OK;
     }
     if (!is_first(group)) return FCDP_OK;
+    uint64_t start_ns = fcdp__trace_start();
     status = fcdp__cache_write(frozen->cache, &entry, is_first, group);
-    if (!status) fcdp__count(&frozen->engine->counts, FCDP_COUNT_CACHE_WRITTEN_BYTES, slice.bytes);
+    bool is_there = !status ||
+                    (status == FCDP_PENDING && is_first(group)); /* another process has written it */
+    if (is_there) on_disk_set(group);
+    if (status == FCDP_PENDING) return FCDP_OK;
+    fcdp__group_trace_cache(group, FCDP_EVENT_CACHE_WRITE, start_ns, slice.bytes, status);
     return status;
 }
 

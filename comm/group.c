@@ -296,12 +296,14 @@ uint32_t fcdp_group_n_extents(const fcdp_group *group) {
 
 /* "mixed": its spans are not all in the same place. */
 void fcdp_group_stats_get(fcdp_group *group, fcdp_group_stats *stats_out) {
-    *stats_out = (fcdp_group_stats){.name = group->name,
-                                    .bytes = group->layout->bytes,
-                                    .trainable_bytes = group->layout->span[FCDP_SPAN_TRAINABLE].bytes,
-                                    .in_file = fcdp__group_is_spilled(group),
-                                    .tier = group->tier,
-                                    .state = "invalid"};
+    *stats_out = (fcdp_group_stats){
+        .name = group->name,
+        .bytes = group->layout->bytes,
+        .trainable_bytes = group->layout->span[FCDP_SPAN_TRAINABLE].bytes,
+        .in_file = fcdp__group_is_spilled(group),
+        .on_disk = atomic_load_explicit(&group->frozen.on_disk, memory_order_relaxed),
+        .tier = group->tier,
+        .state = "invalid"};
     if (group->comm->engine->pid != getpid()) return;
     stats_out->gathers = fcdp__gathers_counted(&group->counts);
     stats_out->plain_bytes = group->counts.n[FCDP_COUNT_SAVED_PLAIN_BYTES];

@@ -71,6 +71,7 @@ typedef struct fcdp_group_stats {
     size_t bytes;           /* region */
     size_t trainable_bytes; /* of those, in the trainable span */
     bool in_file;           /* spilled.h */
+    bool on_disk;           /* its frozen span's slice, too (frozen.h) */
     fcdp_tier tier;
     fcdp_gather_counts gathers;
     uint64_t plain_bytes, gather_bytes; /* of its unshards, as the engine's stats count them */

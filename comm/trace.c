@@ -53,6 +53,10 @@ void fcdp__group_trace_attach(const fcdp_group *group) {
     atomic_store_explicit(&object->shard_group, group->comm->shard_group, memory_order_relaxed);
     atomic_store_explicit(&object->trainable_bytes, group->layout->span[FCDP_SPAN_TRAINABLE].bytes,
                           memory_order_relaxed);
+    uint32_t lives = fcdp__group_is_spilled(group)     ? FCDP_LIVES_IN_FILE
+                     : group->tier == FCDP_TIER_MAPPED ? FCDP_LIVES_MAPPED
+                                                       : 0;
+    atomic_store_explicit(&object->lives, lives, memory_order_relaxed);
 }
 
 void fcdp__group_trace_use(const fcdp_group *group, const fcdp_use_counts *counts) {
@@ -113,6 +117,23 @@ void fcdp__group_trace_reshard(const fcdp_group *group, uint8_t cause) {
                                     .cause = cause,
                                     .object = fcdp__group_object(group),
                                     .bytes = group->layout->bytes});
+}
+
+void fcdp__group_trace_cache(const fcdp_group *group, uint16_t kind, uint64_t start_ns, size_t bytes,
+                             fcdp_status status) {
+    unsigned counter = status                          ? FCDP_COUNT_CACHE_FAILURES
+                       : kind == FCDP_EVENT_CACHE_READ ? FCDP_COUNT_CACHE_READ_BYTES
+                                                       : FCDP_COUNT_CACHE_WRITTEN_BYTES;
+    fcdp__count(&group->comm->engine->counts, counter, status ? 1 : bytes);
+    fcdp__trace_since(start_ns, (fcdp_trace_event){.kind = kind,
+                                                   .object = fcdp__group_object(group),
+                                                   .bytes = bytes,
+                                                   .a = status != FCDP_OK});
+}
+
+void fcdp__group_trace_on_disk(const fcdp_group *group) {
+    fcdp_trace_object *object = fcdp__trace_object(fcdp__group_object(group));
+    if (object) atomic_fetch_or_explicit(&object->lives, FCDP_LIVES_ON_DISK, memory_order_relaxed);
 }
 
 void fcdp__group_trace_host_wait(const fcdp_group *group, uint64_t start_ns, uint64_t ns) {

@@ -19,6 +19,9 @@
       "all signals that said so, a mask of fcdp_stale",                                                      \
       "the ranks agreed that parameters of the region are stale; the cause is the signal on this rank, or "  \
       "that another rank said so; `bytes` of their shards")                                                  \
+    X(CACHE_READ, 68, "cache_read", "1: it could not be read, or was not what was written", "",              \
+      "this rank's slice of a frozen span, of `bytes`, was read from FCDP_CACHE_DIR, or given up")           \
+    X(CACHE_WRITE, 69, "cache_write", "1: it could not be written", "", "it was written there")              \
     X(STALL, 70, "stall", "", "", "the compute stream waited until the region was ready")                    \
     X(RESHARD, 71, "reshard", "", "", "the program resharded the region; the cause says what became of it")  \
     X(FAIL, 72, "fail", "status, as a positive number", "", "a failure was latched: the job ends with it")   \
@@ -73,6 +76,12 @@
     X(CACHE_READ_BYTES, 81, "cache.read_bytes", BYTES, SUM,                                                  \
       "of this rank's slices of frozen parameters, what was read from FCDP_CACHE_DIR")                       \
     X(CACHE_WRITTEN_BYTES, 82, "cache.written_bytes", BYTES, SUM, "and what was written there")              \
+    X(CACHE_FAILURES, 85, "cache.failures", COUNT, SUM,                                                      \
+      "slices that could not be written there, or not be read as they were written")                         \
+    X(GATHERS_LATE, 86, "gathers.late", COUNT, SUM,                                                          \
+      "unshards that began only when they were waited for, as device pages lacked")                          \
+    X(DROPS, 87, "moves.drops", COUNT, SUM,                                                                  \
+      "reshards that kept no copy, as the next use gathers it anew (FCDP_POLICY=next-use)")                  \
     X(DELTA_GATHERS, 83, "deltas.gathers", COUNT, SUM, "gathers that crossed as differences, or rounded")    \
     X(DELTA_WHOLE, 84, "deltas.whole", COUNT, SUM, "gathers that asked for that, and crossed whole")
 

@@ -304,6 +304,7 @@ static fcdp_status begin_or_put_off(fcdp_group *group, const fcdp_program *progr
     fcdp_status status = at_once ? begin_now(group, program, args, &begun) : FCDP_OK;
     group->pass = args->pass;
     group->late = !status && !begun;
+    if (group->late) fcdp__count(&comm->engine->counts, FCDP_COUNT_GATHERS_LATE, 1);
     return status;
 }
 

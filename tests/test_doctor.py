@@ -315,8 +315,8 @@ def job(script):
     with stack:
         yield start
         for process in processes:
-            process.stdin.close()
-            process.wait(60)
+            if process.poll() is None:
+                process.communicate("\n", timeout=60)
 
 
 def test_a_job_that_runs(job):
@@ -335,6 +335,23 @@ def test_a_job_that_runs(job):
     assert trained["fcdp_bytes"] == pytest.approx(LAYER / 2) and trained["plain_bytes"] == pytest.approx(LAYER)
     words = " ".join(doctor(process.pid).stdout.split())
     assert "FCDP serves 4 of 4 groups" in words and "the mean of 3 steps so far" in words, words
+
+
+def test_where_a_running_jobs_groups_are_kept(job, tmp_path):
+    """For want of host memory in files; one was read from the node's disk when the job began."""
+    env = {"FCDP": "1", "FCDP_LOCAL_SIZE": "1"}
+    for directory in ("spill", "cache"):
+        (tmp_path / directory).mkdir()
+    spilled = job(env | {"FCDP_HOST_BUDGET": "4K", "FCDP_SPILL_DIR": str(tmp_path / "spill")})
+    groups = by_name(document(doctor("--json", spilled.pid))["groups"])
+    assert [groups[name]["in_file"] for name in ("layers.0", "layers.1")] == [True, True], groups
+    assert "yes, file" in doctor(spilled.pid).stdout
+    cached = env | {"FCDP_CACHE_DIR": str(tmp_path / "cache")}
+    job(cached).communicate("\n", timeout=60)  # it writes
+    cached = job(cached)
+    groups = by_name(document(doctor("--json", cached.pid))["groups"])
+    assert [groups[name]["on_disk"] for name in ("layers.0", "layers.1")] == [True, False], groups
+    assert "yes, disk" in doctor(cached.pid).stdout
 
 
 def test_a_job_whose_models_have_groups_of_one_name_and_size(job):

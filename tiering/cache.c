@@ -145,12 +145,12 @@ static bool header_is(const fcdp_cache_header *header, const fcdp_cache_key *key
 }
 
 /* Its time says when it was used last. What cannot be read now may be read in the next run. */
-bool fcdp__cache_read(fcdp_cache *cache, const fcdp_cache_key *key, void *to, size_t bytes) {
+fcdp_status fcdp__cache_read(fcdp_cache *cache, const fcdp_cache_key *key, void *to, size_t bytes) {
     char name[NAME_MAX_BYTES];
     fcdp_cache_header header;
     name_of(key, name);
     int fd = openat(cache->fd, name, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return false;
+    if (fd < 0) return FCDP_PENDING;
     (void)posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     bool ok = read_all(fd, &header, sizeof header, 0);
     if (ok && !header_is(&header, key, bytes)) {
@@ -161,14 +161,18 @@ bool fcdp__cache_read(fcdp_cache *cache, const fcdp_cache_key *key, void *to, si
     int error = errno;
     if (ok) (void)utimensat(cache->fd, name, NULL, 0);
     close(fd);
-    if (!ok && error) {
-        fcdp__log(FCDP_LOG_WARN, "%s/%s: %s; its parameters are gathered", cache->dir, name, strerror(error));
-    } else if (!ok) {
-        fcdp__log(FCDP_LOG_WARN, "%s/%s is damaged, and removed: its parameters are gathered", cache->dir,
-                  name);
+    if (ok) return FCDP_OK;
+    fcdp_status status;
+    if (error) {
+        status = fcdp__fail(FCDP_ERR_SYSTEM, "%s/%s: %s; its parameters are gathered", cache->dir, name,
+                            strerror(error));
+    } else {
+        status = fcdp__fail(FCDP_ERR_SYSTEM, "%s/%s is damaged, and removed: its parameters are gathered",
+                            cache->dir, name);
         (void)unlinkat(cache->fd, name, 0);
     }
-    return ok;
+    fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
+    return status;
 }
 
 void fcdp__cache_drop(fcdp_cache *cache, const fcdp_cache_key *key) {
@@ -332,7 +336,7 @@ fcdp_status fcdp__cache_write(fcdp_cache *cache, const fcdp_cache_entry *entry, 
     fcdp_cache_header header = {.bytes = entry->bytes, .slice = entry->slice, .n_slices = entry->n_slices};
     int fd = -1;
     name_of(&entry->key, name);
-    if (faccessat(cache->fd, name, F_OK, 0) == 0) return FCDP_OK;
+    if (faccessat(cache->fd, name, F_OK, 0) == 0) return FCDP_PENDING;
     fcdp_status status = file_reserve(cache, writing, FCDP_CACHE_HEADER_BYTES + entry->bytes, &fd);
     if (status) return status;
     memcpy(header.magic, FCDP_CACHE_MAGIC, sizeof header.magic);
@@ -345,5 +349,5 @@ fcdp_status fcdp__cache_write(fcdp_cache *cache, const fcdp_cache_entry *entry, 
     if (stays && renameat(cache->fd, writing, cache->fd, name)) status = failed(cache, name);
     if (!stays || status) (void)unlinkat(cache->fd, writing, 0);
     unlock_and_close(fd);
-    return status;
+    return !status && !stays ? FCDP_PENDING : status;
 }

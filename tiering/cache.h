@@ -38,9 +38,10 @@ fcdp_status fcdp__cache_open(const char *dir, size_t limit_bytes, fcdp_cache **c
 void fcdp__cache_close(fcdp_cache *cache);
 const char *fcdp__cache_dir(const fcdp_cache *cache);
 
-/* Read the slice into `bytes` bytes at `to`. False: it is not there, or cannot be read, or its file is not
- * whole, which is removed then; `to` may have been written. */
-bool fcdp__cache_read(fcdp_cache *cache, const fcdp_cache_key *key, void *to, size_t bytes);
+/* Read the slice into `bytes` bytes at `to`. FCDP_PENDING: it is not there. FCDP_ERR_SYSTEM, and a
+ * warning: it cannot be read, or its file is not whole, which is removed then; `to` may have been written. */
+fcdp_status fcdp__cache_read(fcdp_cache *cache, const fcdp_cache_key *key, void *to,
+                             size_t bytes) FCDP_MUST_CHECK;
 /* The slice's file holds something else than its key says. */
 void fcdp__cache_drop(fcdp_cache *cache, const fcdp_cache_key *key);
 
@@ -52,8 +53,9 @@ typedef struct fcdp_cache_entry {
     size_t bytes;
 } fcdp_cache_entry;
 /* Write the slice, unless it is there. It stays while `is_valid(ctx)` says so: asked once all bytes have been
- * read from memory, before the file gets its name. FCDP_OK also if it was not. FCDP_ERR_NO_HOST_MEM: there
- * is no room within the limit, or on the disk. FCDP_ERR_SYSTEM: an I/O error. Nothing is left then. */
+ * read from memory, before the file gets its name. FCDP_PENDING: nothing was written, as it was there, or was
+ * not valid. FCDP_ERR_NO_HOST_MEM: there is no room within the limit, or on the disk. FCDP_ERR_SYSTEM: an I/O
+ * error. Nothing is left then. */
 fcdp_status fcdp__cache_write(fcdp_cache *cache, const fcdp_cache_entry *entry, bool (*is_valid)(void *ctx),
                               void *ctx) FCDP_MUST_CHECK;
 

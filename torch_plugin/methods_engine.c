@@ -201,30 +201,31 @@ METHOD_NOARGS(engine_stats) {
     Py_BEGIN_ALLOW_THREADS fcdp_engine_stats_get(engine, &s);
     Py_END_ALLOW_THREADS if (s.numa.binds) fcdp__cpus_text(&s.numa.cpus, cpus, sizeof cpus);
     return Py_BuildValue(
-        "{s:s,s:s,s:N,s:N,s:{s:K,s:K,s:K,s:K},s:{s:K,s:K},s:{s:K,s:d,s:K,s:d},"
-        "s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K},"
-        "s:{s:n,s:n,s:n},s:{s:n,s:n},s:{s:K,s:K,s:K,s:i,s:I,s:K,s:K,s:K,s:s,s:s},s:{s:K,s:K},"
+        "{s:s,s:s,s:N,s:N,s:{s:K,s:K,s:K,s:K,s:K},s:{s:K,s:K},s:{s:K,s:d,s:K,s:d},"
+        "s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K},"
+        "s:{s:n,s:n,s:n},s:{s:n,s:n},s:{s:K,s:K,s:K,s:i,s:I,s:K,s:K,s:K,s:s,s:s},s:{s:K,s:K,s:K},"
         "s:{s:K,s:K,s:K,s:K,s:K,s:d},s:{s:K,s:K,s:d,s:d}}",
         "driver", fcdp_engine_is_sim(engine) ? "sim" : "cuda", "policy",
         s.policy == FCDP_POLICY_NEXT_USE ? "next-use" : "tau", "gather", counts_of(&s.gather), "restore",
         counts_of(&s.restore), "gathers", "made", s.gathers.made, "avoided", s.gathers.avoided, "forward",
-        s.gathers.forward, "backward", s.gathers.backward, "saved", "plain_bytes", s.plain_bytes,
-        "gather_bytes", s.gather_bytes, "waits", "gathers", s.n_host_waits, "seconds",
+        s.gathers.forward, "backward", s.gathers.backward, "late", s.n_late, "saved", "plain_bytes",
+        s.plain_bytes, "gather_bytes", s.gather_bytes, "waits", "gathers", s.n_host_waits, "seconds",
         (double)s.host_wait_ns / 1e9, "pages", s.moves.n_waits, "page_seconds", (double)s.moves.wait_ns / 1e9,
         "moves", "h2d_bytes", s.moves.h2d_bytes, "d2h_bytes", s.moves.d2h_bytes, "stores", s.moves.n_stores,
         "slice_loads", s.moves.n_slice_loads, "whole_loads", s.moves.n_whole_loads, "evictions",
         s.moves.n_evictions, "maps", s.moves.n_maps, "memory_waits", s.moves.n_waits, "plans",
-        s.moves.n_plans, "surprises", s.moves.n_surprises, "device_bytes", "current",
+        s.moves.n_plans, "surprises", s.moves.n_surprises, "drops", s.n_drops, "device_bytes", "current",
         (Py_ssize_t)s.device_bytes, "peak", (Py_ssize_t)s.device_peak_bytes, "budget",
         (Py_ssize_t)s.device_budget_bytes, "host_bytes", "current", (Py_ssize_t)s.host_bytes, "peak",
         (Py_ssize_t)s.host_peak_bytes, "host", "pins", s.pins.n_made, "unpins", s.pins.n_undone,
         "pinned_bytes", s.pins.bytes, "numa_node", s.numa.node, "copies", s.host_copies, "near_bytes",
         s.host_near_bytes, "far_bytes", s.host_far_bytes, "mapped_bytes", s.moves.mapped_bytes, "cpus", cpus,
-        "binding", s.numa.text, "cache", "read_bytes", s.cache_read_bytes, "written_bytes",
-        s.cache_written_bytes, "spill", "bytes", s.spill.bytes, "written_bytes", s.spill.written_bytes,
-        "read_bytes", s.spill.read_bytes, "failures", s.spill.n_failures, "waits", s.spill.n_waits,
-        "wait_seconds", (double)s.spill.wait_ns / 1e9, "deltas", "gathers", s.n_delta_gathers, "whole",
-        s.n_delta_whole, "lost", s.rounding.lost, "rounded", s.rounding.whole);
+        "binding", s.numa.text, "cache", "read_bytes", s.cache.read_bytes, "written_bytes",
+        s.cache.written_bytes, "failures", s.cache.n_failures, "spill", "bytes", s.spill.bytes,
+        "written_bytes", s.spill.written_bytes, "read_bytes", s.spill.read_bytes, "failures",
+        s.spill.n_failures, "waits", s.spill.n_waits, "wait_seconds", (double)s.spill.wait_ns / 1e9, "deltas",
+        "gathers", s.n_delta_gathers, "whole", s.n_delta_whole, "lost", s.rounding.lost, "rounded",
+        s.rounding.whole);
 }
 
 METHOD_NOARGS(engine_host_map_lacks) {

@@ -328,11 +328,11 @@ METHOD_NOARGS(group_stats) {
     fcdp_group_stats s;
     Py_BEGIN_ALLOW_THREADS fcdp_group_stats_get(group, &s);
     Py_END_ALLOW_THREADS return Py_BuildValue(
-        "{s:s,s:n,s:n,s:K,s:K,s:K,s:K,s:K,s:K,s:s,s:N,s:s}", "name", s.name, "bytes", (Py_ssize_t)s.bytes,
+        "{s:s,s:n,s:n,s:K,s:K,s:K,s:K,s:K,s:K,s:s,s:N,s:N,s:s}", "name", s.name, "bytes", (Py_ssize_t)s.bytes,
         "trainable_bytes", (Py_ssize_t)s.trainable_bytes, "gathers_made", s.gathers.made, "gathers_avoided",
         s.gathers.avoided, "gathers_forward", s.gathers.forward, "gathers_backward", s.gathers.backward,
         "plain_bytes", s.plain_bytes, "gather_bytes", s.gather_bytes, "state", s.state, "in_file",
-        PyBool_FromLong(s.in_file), "tier", fcdp__tier_name(s.tier));
+        PyBool_FromLong(s.in_file), "on_disk", PyBool_FromLong(s.on_disk), "tier", fcdp__tier_name(s.tier));
 }
 
 /* A list of (name, trainable, frozen), for the caller to free(); the names are borrowed. NULL: an exception
@@ -516,9 +516,8 @@ static PyMethodDef methods[] = {
      DOC("stats($self, /)",
          "What the group is and did so far: a dict with name, bytes, trainable_bytes, gathers_made,\n"
          "gathers_avoided, gathers_forward, gathers_backward, plain_bytes, gather_bytes (as\n"
-         "fcdp.stats() has them), in_file, tier (set_tier(), or \"mapped\"), and state: \"device\", "
-         "\"host\",\n"
-         "\"file\", \"mapped\", \"mixed\" or \"invalid\".")},
+         "fcdp.stats() has them), in_file, on_disk, tier (set_tier(), or \"mapped\"), and state:\n"
+         "\"device\", \"host\", \"file\", \"mapped\", \"mixed\" or \"invalid\".")},
     {NULL, NULL, 0, NULL},
 };
 

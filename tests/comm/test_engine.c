@@ -230,6 +230,12 @@ static void test_a_restore_without_memory_is_put_off(void **state) {
     fcdp__restore_is_refused = every_second_is_refused;
     cluster_run(c, put_off_body, NULL);
     for (uint32_t g = 0; g < N_PUT_OFF; g++) assert_true(n_refused[g] >= 6);
+    EVERY_MEMBER(c, one) { /* but for the first pass, which gathers */
+        bool is_refused = one->topology.rank == 1 || one->topology.rank == 4;
+        fcdp_engine_stats stats;
+        fcdp_engine_stats_get(one->engine, &stats);
+        assert_int_equal(stats.n_late, is_refused ? 3 * N_PUT_OFF : 0);
+    }
     member *m = &c->members[4];
     fcdp_program program = member_program(m);
     const fcdp_unshard_args args = {.pass = FCDP_PASS_BACKWARD, .stream = m->stream};

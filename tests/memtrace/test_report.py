@@ -74,13 +74,14 @@ def test_what_came_from_disks(tmp_path):
         "spill.wait_ns": 12 * MILLISECOND,
         "spill.failures": 1,
         "cache.read_bytes": 5_000_000,
+        "cache.failures": 2,
     }.items():
         script.counter(name, value)
     script.step(1)
     record(tmp_path / "x.trace", script)
     said = memtrace_run("report", tmp_path / "x.trace").stdout
     assert "3 MB written, 9 MB read, 12.0 ms of waits for it; 1 slice lost and gathered again" in said, said
-    assert "FCDP_CACHE_DIR  5 MB of frozen parameters read, 0 B written" in said, said
+    assert "FCDP_CACHE_DIR  5 MB of frozen parameters read, 0 B written; 2 slices not written, or damaged" in said, said
 
 
 def wait(kind="stall", cause=None, before=(), move=None, **fields):

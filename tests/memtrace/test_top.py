@@ -20,7 +20,7 @@ needs_tmux = pytest.mark.skipif(
     not shutil.which("tmux"), reason="no tmux here: it is the terminal that `top` is tried in"
 )
 COMMAND = [sys.executable, "-m", "fcdp_memtrace", "top"]
-ROW = re.compile(r"^[> ][*k~b ] (\S+) +([D#HF.]+) +(\S+) +(\S+) +(\S+) +(\S+) +(\S+) +(\S+)$", re.M)
+ROW = re.compile(r"^[> ][*k~b ] (\S+) +([D#HMF.]+) +(\S+) +(\S+) +(\S+) +(\S+) +(\S+) +(\S+)$", re.M)
 # Other jobs may run on this machine: each test follows its own, but for those that find it.
 LABEL = "mine.py --test"
 
@@ -162,6 +162,8 @@ def test_regions_are_sorted_filtered_and_searched(play, top):
     terminal.keys("f", "f")
     terminal.wait_for("filter: evicted", r"no region passes this filter \(f: next\)")
     terminal.keys("f")
+    terminal.wait_for("filter: file", r"no region passes this filter \(f: next\)")
+    terminal.keys("f")
     terminal.wait_for("filter: all")
 
     terminal.keys("Home", "/")
@@ -219,6 +221,30 @@ def test_evictions_say_what_why_and_when(play, top):
     assert re.search(r" s ago 4 ranks memory short 9 MB: 13\.6 MB of 67\.1 MB are held", screen), screen
     assert "short of memory 4 times" in screen
     assert rows_of(screen)[0][7] == "4"
+
+
+@needs_tmux
+def test_what_sleeps_and_what_disks_lose_is_said(play, top):
+    mine = play("--label", LABEL)
+    mine.tell("steps 1", "lose model")
+    screen = top(mine).wait_for(
+        r" s ago 4 ranks put to sleep 12\.6 MB, 3\.15 MB copied",
+        r" s ago 4 ranks woken up 12\.6 MB, 12\.6 MB copied",
+        r" s ago 4 ranks not read from FCDP_SPILL_DIR model: Input/output error",
+        r" s ago 4 ranks not read from FCDP_CACHE_DIR model",
+    )
+    assert screen.count("FCDP_SPILL_DIR") == screen.count("FCDP_CACHE_DIR") == 1, screen
+
+
+@needs_tmux
+def test_a_region_that_is_mapped_on_the_host_looks_so(play, top):
+    mine = play("--label", LABEL)
+    mine.tell("map model.layers.2")
+    rows = {row[0]: row for row in rows_of(top(mine).wait_for(r"model\.layers\.2 +M+ "))}
+    assert "M" not in rows["model.layers.1"][1], rows
+    frame = json.loads(machine_json("--pid", str(mine.process.pid)).stdout)
+    of = {row["name"]: (row["mapped"], row["on_disk"]) for row in frame["regions"]}
+    assert of["model.layers.2"] == (True, True) and of["model.layers.1"] == (False, False), of
 
 
 # --- time -----------------------------------------------------------------------------------------------------------

@@ -46,10 +46,14 @@ def test_a_second_run_gathers_no_frozen_byte(tmp_path, kind):
         assert outcomes[-1].messages[1:] == [[], [], []], outcomes[-1].messages
     first, second = outcomes
     assert total(first, "cache", "read_bytes") == total(second, "cache", "written_bytes") == 0
-    assert total(first, "cache", "written_bytes") == total(second, "cache", "read_bytes") >= 2 * FROZEN_BYTES
+    written, read = total(first, "cache", "written_bytes"), total(second, "cache", "read_bytes")
+    assert read >= 2 * FROZEN_BYTES and read / 2 <= written <= read  # two nodes share the directory
+    assert total(first, "cache", "failures") == total(second, "cache", "failures") == 0
     saved = [total(one, "collectives", "gather", "inter_bytes_sent") for one in outcomes]
     assert saved[0] - saved[1] >= FROZEN_BYTES, saved  # half of it from each of two nodes
+    assert " came from FCDP_CACHE_DIR and 0 B were written there" in second.messages[0][2], second.messages
     groups = {group["name"]: group for group in second.results[0]["stats"]["groups"]}
+    assert [name for name, group in groups.items() if group["on_disk"]] == [f"blocks.{FROZEN}"], groups
     assert groups[f"blocks.{FROZEN}"]["gather_bytes"] == 0, groups
     listed = doctor("--cache", "--json", FCDP_CACHE_DIR=str(cache))
     document = json.loads(listed.stdout)

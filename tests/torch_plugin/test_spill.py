@@ -95,3 +95,12 @@ def test_a_disk_that_failed_is_in_the_summary():
     assert _disk(spill).endswith("waited 0.50 s; its disk failed 3 times, and what was lost was gathered again")
     assert _disk(spill | {"failures": 0}).endswith("waited 0.50 s")
     assert _disk(dict.fromkeys(spill, 0)) == ""
+
+
+def test_frozen_parameters_that_a_disk_lost_are_in_the_summary():
+    from fcdp.report import _cache
+
+    cache = {"read_bytes": 2 << 20, "written_bytes": 0, "failures": 3}
+    assert _cache(cache).endswith("3 of them could not be written, or were damaged, and are gathered")
+    assert _cache(cache | {"failures": 0}).endswith("2.1 MB came from FCDP_CACHE_DIR and 0 B were written there")
+    assert _cache(dict.fromkeys(cache, 0)) == ""

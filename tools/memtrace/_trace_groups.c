@@ -27,11 +27,14 @@ static PyObject *group_dict(const memtrace_segment *segment, const fcdp_trace_ob
     bool is_bypassed = (object->state & FCDP_OBJECT_BYPASSED) != 0;
     memtrace_read_text(segment, is_bypassed ? object->why : 0, why, sizeof why);
     return Py_BuildValue(
-        "{s:N,s:K,s:K,s:O,s:N,s:K,s:K,s:K}", "name", trace_text(object->name), "bytes",
+        "{s:N,s:K,s:K,s:O,s:N,s:K,s:K,s:K,s:O,s:O,s:O}", "name", trace_text(object->name), "bytes",
         (unsigned long long)object->bytes, "trainable_bytes", (unsigned long long)object->trainable_bytes,
         "served", is_bypassed ? Py_False : Py_True, "reason", trace_text(why), "uses",
         (unsigned long long)object->n_uses, "plain_bytes", (unsigned long long)object->plain_bytes,
-        "gather_bytes", (unsigned long long)object->gather_bytes);
+        "gather_bytes", (unsigned long long)object->gather_bytes, "in_file",
+        object->lives & FCDP_LIVES_IN_FILE ? Py_True : Py_False, "mapped",
+        object->lives & FCDP_LIVES_MAPPED ? Py_True : Py_False, "on_disk",
+        object->lives & FCDP_LIVES_ON_DISK ? Py_True : Py_False);
 }
 
 static PyObject *groups_list(const memtrace_segment *segment) {

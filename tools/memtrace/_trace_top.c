@@ -159,8 +159,8 @@ static PyObject *rank_dict(const memtrace_live_rank *rank) {
     return out;
 }
 
-static PyObject *state_of(const memtrace_live_row *row, uint32_t bit) {
-    return PyBool_FromLong((row->state & bit) != 0);
+static PyObject *is_in(uint32_t mask, uint32_t bit) {
+    return PyBool_FromLong((mask & bit) != 0);
 }
 
 /* As rank_dict; the bits of the state by name. */
@@ -175,10 +175,12 @@ static PyObject *row_dict(const memtrace_live_row *row) {
     };
     PyObject *out = PyDict_New();
     if (!PUT_NUMBERS(out, numbers) || !trace_set(out, "name", trace_text(row->name)) ||
-        !trace_set(out, "in_use", state_of(row, FCDP_OBJECT_IN_USE)) ||
-        !trace_set(out, "kept", state_of(row, FCDP_OBJECT_KEPT)) ||
-        !trace_set(out, "moving", state_of(row, FCDP_OBJECT_MOVING)) ||
-        !trace_set(out, "bypassed", state_of(row, FCDP_OBJECT_BYPASSED)) ||
+        !trace_set(out, "in_use", is_in(row->state, FCDP_OBJECT_IN_USE)) ||
+        !trace_set(out, "kept", is_in(row->state, FCDP_OBJECT_KEPT)) ||
+        !trace_set(out, "moving", is_in(row->state, FCDP_OBJECT_MOVING)) ||
+        !trace_set(out, "bypassed", is_in(row->state, FCDP_OBJECT_BYPASSED)) ||
+        !trace_set(out, "mapped", is_in(row->lives, FCDP_LIVES_MAPPED)) ||
+        !trace_set(out, "on_disk", is_in(row->lives, FCDP_LIVES_ON_DISK)) ||
         !trace_set(out, "per_s", links_dict(row->moved_per_s)))
         Py_CLEAR(out);
     return out;

@@ -118,6 +118,7 @@ static void object_read(memtrace_follower *f, uint32_t number, bool state) {
     f->regions[id].bytes = object.bytes;
     memtrace_live_place *place = &f->places[id];
     place->state = state ? object.state : place->state | FCDP_OBJECT_LIVE;
+    place->lives = object.lives;
     if (!state) return;
     place->device_bytes = object.device_bytes;
     place->host_bytes = object.host_bytes;
@@ -284,7 +285,15 @@ static void apply(memtrace_follower *f, const fcdp_trace_event *e) {
     case FCDP_EVENT_PRESSURE:
     case FCDP_EVENT_OOM:
     case FCDP_EVENT_NEIGHBOUR:
+    case FCDP_EVENT_SLEEP:
+    case FCDP_EVENT_WAKE:
     case FCDP_EVENT_FAIL: note(f, e); break;
+    case FCDP_EVENT_SPILL_WRITE:
+    case FCDP_EVENT_SPILL_READ:
+    case FCDP_EVENT_CACHE_READ:
+    case FCDP_EVENT_CACHE_WRITE:
+        if (e->a) note(f, e);
+        break;
     case FCDP_EVENT_HOST_WAIT: host_waited(f, e); break;
     case FCDP_EVENT_STALL: f->waited_ns[MEMTRACE_STALL] += e->duration_ns; break;
     case FCDP_EVENT_STEP: stepped(f, e); break;

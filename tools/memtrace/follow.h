@@ -13,7 +13,7 @@
 #include "tools/memtrace/attach.h"
 #include "tools/memtrace/series.h"
 
-enum { MEMTRACE_N_NOTES = 64 }; /* evictions and shortages of memory that are remembered */
+enum { MEMTRACE_N_NOTES = 64 }; /* evictions, sleeps, shortages and failures that are remembered */
 
 /* Waits by what for: 0 is the compute stream's, for a region; the last is for causes that are not known
  * here. */
@@ -31,12 +31,13 @@ typedef struct memtrace_live_region {
 typedef struct memtrace_live_place {
     uint32_t region; /* its id */
     uint32_t state;  /* FCDP_OBJECT_... */
+    uint32_t lives;  /* FCDP_LIVES_... */
     uint64_t device_bytes, host_bytes, file_bytes;
     uint64_t moved[MEMTRACE_N_LINKS];
     uint32_t n_evictions;
 } memtrace_live_place;
 
-/* A note on a shortage of memory. */
+/* A note on what a user may want to know. */
 typedef struct memtrace_live_note {
     uint64_t time_ns, bytes, a, b;
     uint32_t region; /* its id, or UINT32_MAX */

@@ -174,6 +174,7 @@ static void row_add(memtrace_live_row *row, const memtrace_live_place *now, cons
     row->host_bytes += now->host_bytes;
     row->file_bytes += now->file_bytes;
     row->state |= now->state;
+    row->lives |= now->lives;
     row->n_evictions += now->n_evictions;
     for (unsigned link = 0; link < MEMTRACE_N_LINKS && seconds > 0; link++) {
         uint64_t before = then ? then->moved[link] : 0;

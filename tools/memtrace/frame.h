@@ -21,6 +21,7 @@ typedef struct memtrace_live_row {
     const char *name; /* the model's, until its next poll */
     uint64_t bytes, device_bytes, host_bytes, file_bytes;
     uint32_t state; /* FCDP_OBJECT_..., of any rank */
+    uint32_t lives; /* FCDP_LIVES_..., too */
     uint32_t n_ranks, n_evictions;
     double moved_per_s[MEMTRACE_N_LINKS];
 } memtrace_live_row;

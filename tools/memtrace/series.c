@@ -9,23 +9,26 @@
 #include "tools/memtrace/kinds.h"
 
 const char *memtrace_tier_name(memtrace_tier tier) {
-    static const char *const names[] = {"unknown", "nowhere", "file", "host", "kept on the device", "in use"};
+    static const char *const names[] = {"unknown", "nowhere", "file", "host", "mapped", "kept on the device",
+                                        "in use"};
     return names[tier];
 }
 
-static memtrace_tier tier_of(unsigned state, uint64_t device, uint64_t host, uint64_t file) {
+static memtrace_tier tier_of(unsigned state, uint64_t device, uint64_t host, uint64_t file, bool is_mapped) {
     if (device) return state & FCDP_OBJECT_IN_USE ? MEMTRACE_IN_USE : MEMTRACE_KEPT;
+    if (host && is_mapped) return MEMTRACE_MAPPED;
     return host ? MEMTRACE_ON_HOST : file ? MEMTRACE_IN_FILE : MEMTRACE_NOWHERE;
 }
 
 memtrace_tier memtrace_tier_of_event(const fcdp_trace_event *event) {
     bool in_file = event->cause == FCDP_CAUSE_IN_FILE;
     return tier_of((unsigned)event->flags >> FCDP_TRACE_STATE_SHIFT, event->a, in_file ? 0 : event->b,
-                   in_file ? event->b : 0);
+                   in_file ? event->b : 0, event->cause == FCDP_CAUSE_MAPPED);
 }
 
 memtrace_tier memtrace_tier_of_object(const fcdp_trace_object *object) {
-    return tier_of(object->state, object->device_bytes, object->host_bytes, object->file_bytes);
+    return tier_of(object->state, object->device_bytes, object->host_bytes, object->file_bytes,
+                   object->lives & FCDP_LIVES_MAPPED);
 }
 
 const char *memtrace_link_name(memtrace_link link) {

@@ -11,6 +11,7 @@ typedef enum memtrace_tier {
     MEMTRACE_NOWHERE,
     MEMTRACE_IN_FILE,
     MEMTRACE_ON_HOST,
+    MEMTRACE_MAPPED, /* host memory under its addresses (FCDP_HOST_MAP) */
     MEMTRACE_KEPT,   /* on the device between uses */
     MEMTRACE_IN_USE, /* on the device */
     MEMTRACE_N_TIERS

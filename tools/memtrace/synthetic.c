@@ -265,6 +265,37 @@ static void evict(rank *r, const char *name) {
     }
 }
 
+static uint32_t number_of(const rank *r, const char *name) {
+    uint32_t i = (uint32_t)r->config->n_regions;
+    while (i > 0 && strcmp(r->objects[i].name, name) != 0) i--;
+    return i;
+}
+
+/* As a group of FCDP_HOST_MAP is all its life. */
+static void map_on_host(rank *r, const char *name) {
+    uint32_t i = number_of(r, name);
+    uint64_t bytes = r->config->region_bytes;
+    atomic_store(&r->objects[i].lives, FCDP_LIVES_MAPPED | FCDP_LIVES_ON_DISK);
+    atomic_store(&r->objects[i].host_bytes, bytes);
+    emit(r, (fcdp_trace_event){.kind = FCDP_EVENT_STATE,
+                               .cause = FCDP_CAUSE_MAPPED,
+                               .flags = FCDP_OBJECT_LIVE << FCDP_TRACE_STATE_SHIFT,
+                               .object = i,
+                               .b = bytes});
+}
+
+/* Tensors leave the device and come back, and of a region neither file can be read. */
+static void sleep_and_lose(rank *r, const char *name) {
+    uint32_t i = number_of(r, name);
+    uint64_t bytes = r->config->region_bytes;
+    emit(r, (fcdp_trace_event){.kind = FCDP_EVENT_SLEEP, .bytes = bytes, .a = bytes, .b = bytes / 4});
+    emit(r, (fcdp_trace_event){.kind = FCDP_EVENT_WAKE, .bytes = bytes, .a = bytes, .b = bytes});
+    emit(r, (fcdp_trace_event){.kind = FCDP_EVENT_SPILL_READ, .object = i, .bytes = bytes, .a = EIO});
+    emit(r, (fcdp_trace_event){.kind = FCDP_EVENT_SPILL_READ, .object = i, .bytes = bytes});
+    emit(r, (fcdp_trace_event){.kind = FCDP_EVENT_CACHE_READ, .object = i, .bytes = bytes, .a = 1});
+    emit(r, (fcdp_trace_event){.kind = FCDP_EVENT_CACHE_WRITE, .object = i, .bytes = bytes});
+}
+
 static uint8_t cause_of(const char *name) {
 #define CAUSE_IF(NAME, number, word, ...)                                                                    \
     if (strcmp(name, word) == 0) return number;
@@ -308,6 +339,10 @@ static bool obey(rank *r, const char *line, bool *runs) {
         *runs = false;
     else if (strcmp(word, "evict") == 0)
         evict(r, rest);
+    else if (strcmp(word, "map") == 0)
+        map_on_host(r, rest);
+    else if (strcmp(word, "lose") == 0)
+        sleep_and_lose(r, rest);
     else if (strcmp(word, "short") == 0)
         short_of(r, n);
     else if (strcmp(word, "steps") == 0)

@@ -96,9 +96,11 @@ def stats() -> dict[str, Any]:
       (FCDP's own), plain_gather, reduce_scatter (FSDP's, counted from their sizes and a ring over the
       ranks; with FCDP_REDUCE=hierarchical what its two steps send);
     - ``moves``: h2d_bytes, d2h_bytes and counts of stores, slice_loads, whole_loads, evictions, maps,
-      memory_waits, and with FCDP_POLICY=next-use plans, and surprises (uses that a plan did not expect);
-    - ``gathers``: made, avoided, and of those made: forward, backward; plain: those that FSDP made itself,
-      for groups that FCDP left to it;
+      memory_waits, and with FCDP_POLICY=next-use plans, surprises (uses that a plan did not expect), and drops
+      (reshards that kept no copy, as the next use gathers it anew);
+    - ``gathers``: made, avoided, and of those made: forward, backward; late: unshards that began only when
+      they were waited for, for want of device pages; plain: those that FSDP made itself, for groups that FCDP
+      left to it;
     - ``wholes``: how often a parameter was asked for as a whole (full_tensor(), full state dicts) and came
       from the node's copy (cached), from a gather of FCDP's that the next forward uses too (gathered), or
       from torch's own gather (plain);
@@ -110,13 +112,15 @@ def stats() -> dict[str, Any]:
       those that asked for that and crossed whole; rounding_error: with FCDP_CODEC=int8, what rounding took from
       this rank's shards (root of the ratio of their squares), or None;
     - ``groups``: one dict per parameter group: name, id (no other group of this process has it), bytes, of
-      those trainable_bytes, gathers_made, gathers_avoided, state, in_file (FCDP_SPILL_DIR), tier (the
-      plan's "device", "host", "host-whole" or "file"; "policy" without one; "mapped": FCDP_HOST_MAP names it),
-      ranks_per_node, and plain_bytes and gather_bytes as in ``saved``;
+      those trainable_bytes, gathers_made, gathers_avoided, state, in_file (FCDP_SPILL_DIR), on_disk (this
+      rank's slice of its frozen parameters is in FCDP_CACHE_DIR), tier (the plan's "device", "host",
+      "host-whole" or "file"; "policy" without one; "mapped": FCDP_HOST_MAP names it), ranks_per_node, and
+      plain_bytes and gather_bytes as in ``saved``;
     - ``device_bytes``, ``host_bytes``: current and peak of gathered parameters; host bytes are the node's;
     - ``asleep``: are the gathered parameters' pages away (``sleep()`` without a tag)? ``asleep_bytes``: of tensors
       whose pages are;
-    - ``cache``: of this rank's slices of frozen parameters, read_bytes and written_bytes (FCDP_CACHE_DIR);
+    - ``cache``: of this rank's slices of frozen parameters, read_bytes and written_bytes (FCDP_CACHE_DIR), and
+      failures, of slices that could not be written, or not be read as they were written;
     - ``spill``: of this rank's slices that live in FCDP_SPILL_DIR: their bytes; written_bytes and read_bytes;
       failures, of slices that could not be written, or not be read as they were written; how often the host
       waited for the disk, and wait_seconds;

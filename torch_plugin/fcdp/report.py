@@ -9,7 +9,7 @@ from typing import Any
 from fcdp import unserved, words
 
 _KINDS = ("calls", "inter_bytes_sent", "intra_bytes_sent")
-_MOVES = "h2d_bytes d2h_bytes stores slice_loads whole_loads evictions maps memory_waits plans surprises".split()
+_MOVES = "h2d_bytes d2h_bytes stores slice_loads whole_loads evictions maps memory_waits plans surprises drops".split()
 
 
 def _counts(values: Any) -> dict[str, int]:
@@ -26,13 +26,13 @@ def _nothing_yet() -> dict[str, Any]:
         "transport": None,
         "collectives": {},
         "moves": dict.fromkeys(_MOVES, 0),
-        "gathers": {"made": 0, "avoided": 0, "forward": 0, "backward": 0, "plain": 0},
+        "gathers": {"made": 0, "avoided": 0, "forward": 0, "backward": 0, "late": 0, "plain": 0},
         "wholes": {"cached": 0, "gathered": 0, "plain": 0},
         "groups": [],
         "device_bytes": {"current": 0, "peak": 0, "budget": 0},
         "host_bytes": {"current": 0, "peak": 0},
         "host": {},
-        "cache": {"read_bytes": 0, "written_bytes": 0},
+        "cache": {"read_bytes": 0, "written_bytes": 0, "failures": 0},
         "reductions": {"hierarchical": 0, "flat": 0, "kept": 0, "reasons": [], "rounding_error": None},
         "spill": {"bytes": 0, "written_bytes": 0, "read_bytes": 0, "failures": 0, "waits": 0, "wait_seconds": 0.0},
         "deltas": {"gathers": 0, "whole": 0, "rounding_error": None},
@@ -172,7 +172,8 @@ def summary() -> None:
     )
     words.say(
         f"cost {_human(now['host_bytes']['peak'])} of host memory per node, {_human(now['device_bytes']['peak'])} of device memory at most; "
-        f"moved {_human(now['moves']['h2d_bytes'])} to the device and {_human(now['moves']['d2h_bytes'])} to the host{_disk(now['spill'])}"
+        f"moved {_human(now['moves']['h2d_bytes'])} to the device and {_human(now['moves']['d2h_bytes'])} to the host"
+        f"{_disk(now['spill'])}{_cache(now['cache'])}"
     )
 
     error = now["deltas"]["rounding_error"]
@@ -183,6 +184,20 @@ def summary() -> None:
     error = now["reductions"]["rounding_error"]
     if error is not None:
         words.say(f"gradients were rounded between nodes (FCDP_REDUCE_DTYPE): by {100 * error:.2g} %, root mean square")
+
+
+def _cache(cache: dict[str, Any]) -> str:
+    if not any(cache.values()):
+        return ""
+    lost = (
+        f"; {cache['failures']} of them could not be written, or were damaged, and are gathered"
+        if cache["failures"]
+        else ""
+    )
+    return (
+        f"; of this rank's slices of frozen parameters {_human(cache['read_bytes'])} came from FCDP_CACHE_DIR "
+        f"and {_human(cache['written_bytes'])} were written there{lost}"
+    )
 
 
 def _disk(spill: dict[str, Any]) -> str:

@@ -32,6 +32,9 @@ class Group:
     gathers: float | None = None  # unshards per step
     plain_bytes: float | None = None  # that FSDP's gathers would send
     fcdp_bytes: float | None = None  # that FCDP's do
+    in_file: bool = False  # it lives in a file, for want of host memory (FCDP_SPILL_DIR)
+    mapped: bool = False  # in host memory alone, which is mapped at its addresses (FCDP_HOST_MAP)
+    on_disk: bool = False  # its frozen parameters are on the node's disk too (FCDP_CACHE_DIR)
 
     def __post_init__(self) -> None:
         self.name = self.name or ROOT  # fcdp.stats() has "" for it
@@ -93,9 +96,15 @@ def _mega(value: float | None) -> str:
     return "-" if value is None else f"{value / 1e6:.3g}" if value < 1e9 else f"{value / 1e6:.0f}"
 
 
+def _served(group: Group) -> str:
+    """With where it is between its uses, unless that is host memory, and the device while there is room."""
+    places = (("file", group.in_file), ("mapped", group.mapped), ("disk", group.on_disk))
+    return "no" if group.reason is not None else ", ".join(["yes", *(name for name, there in places if there)])
+
+
 def _cells(group: Group) -> tuple[str, ...]:
     return (
-        "yes" if group.reason is None else "no",
+        _served(group),
         _mega(group.bytes),
         _mega(group.trainable_bytes),
         "-" if group.gathers is None else f"{group.gathers:.3g}",

@@ -28,6 +28,9 @@ def look(pid: int) -> Document:
                 reason=None if entry["served"] else entry["reason"] or "(why is not known)",
                 bytes=entry["bytes"] or None,
                 trainable_bytes=entry["trainable_bytes"] if entry["bytes"] else None,
+                in_file=entry["in_file"],
+                mapped=entry["mapped"],
+                on_disk=entry["on_disk"],
             )
             if entry["served"] and steps:
                 group.gathers, group.plain_bytes, group.fcdp_bytes = (

@@ -232,7 +232,8 @@ def _groups(report: dict[str, Any]) -> Iterator[Group]:
     before = {entry["id"]: entry for entry in first["groups"]} if first else {}
     for entry in last["groups"]:
         per_step = _per_step(before.get(entry["id"], {}), entry, n)
-        yield Group(entry["name"], None, entry["bytes"], entry["trainable_bytes"], *per_step)
+        places = {"in_file": entry["in_file"], "mapped": entry["tier"] == "mapped", "on_disk": entry["on_disk"]}
+        yield Group(entry["name"], None, entry["bytes"], entry["trainable_bytes"], *per_step, **places)
     for entry in last["bypassed"]:
         yield Group(entry["group"], entry["reason"], entry.get("bytes"), entry.get("trainable_bytes"))
 

@@ -25,6 +25,7 @@ TIERS = {  # readable in grey and by the colour-blind
     "nowhere": "#e8e8e8",
     "file": "#c4b5d9",
     "host": "#7fb3d5",
+    "mapped": "#2e6f9e",
     "kept on the device": "#f5b041",
     "in use": "#a93226",
 }

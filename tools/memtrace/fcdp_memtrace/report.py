@@ -113,8 +113,12 @@ def _disks(c: dict) -> list[str]:
             + (f"; {plural(lost, 'slice')} lost and gathered again" if lost else "")
         )
     written, read = c.get("cache.written_bytes", 0), c.get("cache.read_bytes", 0)
-    if written or read:
-        lines.append(f"FCDP_CACHE_DIR  {human(read)} of frozen parameters read, {human(written)} written")
+    lost = c.get("cache.failures", 0)
+    if written or read or lost:
+        lines.append(
+            f"FCDP_CACHE_DIR  {human(read)} of frozen parameters read, {human(written)} written"
+            + (f"; {plural(lost, 'slice')} not written, or damaged" if lost else "")
+        )
     return lines
 
 

@@ -5,6 +5,8 @@ A frame is what _trace.top_frame gives (tools/memtrace/frame.h). A line is a lis
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +21,16 @@ KINDS = {
     "oom": "out of memory",
     "native_allocator": "given to PyTorch's allocator",
     "fail": "failed",
+    "sleep": "put to sleep",
+    "wake": "woken up",
+    "spill_write": "not written to FCDP_SPILL_DIR",
+    "spill_read": "not read from FCDP_SPILL_DIR",
+    "cache_write": "not written to FCDP_CACHE_DIR",
+    "cache_read": "not read from FCDP_CACHE_DIR",
 }
+QUIET = ("evict", "pressure", "native_allocator", "sleep", "wake")  # nothing is wrong
 # What a strip's letters stand for, with the style of each.
-TIERS = {"#": "both", "D": "device", "H": "host", "F": "file", ".": "nowhere"}
+TIERS = {"#": "both", "D": "device", "H": "host", "M": "mapped", "F": "file", ".": "nowhere"}
 LINKS = (("inter", "INTER/s"), ("node", "NODE/s"), ("to_host", "D2H/s"), ("to_device", "H2D/s"))
 SORTS: dict[str, Callable[[dict], Any]] = {
     "order": lambda row: 0,  # as the model has them
@@ -38,10 +47,12 @@ FILTERS: dict[str, Callable[[dict], Any]] = {
     "nowhere": lambda row: not row["device_bytes"] + row["host_bytes"] + row["file_bytes"],
     "moving": lambda row: row["moving"] or sum(row["per_s"].values()),
     "evicted": lambda row: row["evictions"],
+    "file": lambda row: row["file_bytes"],
 }
 HELP = """\
  WHERE is a strip of the region's bytes, of all ranks that are shown:
    D on the device   H on the host   # on both   F in a file   . nowhere
+   M on the host, which is mapped at the region's addresses (FCDP_HOST_MAP)
  * in use   k kept on the device between uses   ~ moving   b left to FSDP2
  INTER, NODE: bytes sent between nodes and within the node, per second; the
    line above the table counts FSDP2's own collectives (gradients) as well.
@@ -248,7 +259,8 @@ def strip(row: dict, n: int) -> Line:
     store leaves."""
     size = row["bytes"] or 1
     device, host, file = (min(1.0, row[f"{tier}_bytes"] / size) for tier in ("device", "host", "file"))
-    shares = {"#": min(device, host), "D": device - min(device, host), "H": host - min(device, host)}
+    alone = "M" if row["mapped"] else "H"
+    shares = {"#": min(device, host), "D": device - min(device, host), alone: host - min(device, host)}
     shares["F"] = max(0.0, min(file, 1 - max(device, host)))
     out, done, at = [], 0.0, 0
     for letter, share in shares.items():
@@ -327,7 +339,7 @@ def note_line(note: dict, ranks: set[int]) -> Line:
     text = f" {ago(note['ago_s'])}{whose} {what}"
     if note["region"]:
         text += f" {note['region']}"
-    if note["bytes"]:
+    if note["bytes"] and "FCDP" not in what:  # the line is long, and the table has the size
         text += f" {bytes_text(note['bytes'])}"
     if note["kind"] == "evict":
         text += f": {(note['cause'] or 'unknown').replace('_', ' ')}" + (
@@ -335,7 +347,11 @@ def note_line(note: dict, ranks: set[int]) -> Line:
         )
     elif note["kind"] in ("pressure", "oom"):
         text += f": {bytes_text(note['a'])} of {bytes_text(note['b'])} are held"
-    return [("warn" if note["kind"] in ("oom", "fail") else "plain", text)]
+    elif note["kind"] in ("sleep", "wake"):
+        text += f", {bytes_text(note['b'])} copied"
+    elif note["kind"] in ("spill_write", "spill_read"):
+        text += f": {os.strerror(int(note['a']))}" if note["a"] != errno.EBADMSG else ": it is not what was written"
+    return [("plain" if note["kind"] in QUIET else "warn", text)]
 
 
 def ago(seconds: float) -> str:

@@ -95,6 +95,7 @@ STYLES = {
     "device": (curses.COLOR_GREEN, curses.A_NORMAL),
     "both": (curses.COLOR_CYAN, curses.A_NORMAL),
     "host": (curses.COLOR_BLUE, curses.A_NORMAL),
+    "mapped": (curses.COLOR_BLUE, curses.A_BOLD),
     "file": (curses.COLOR_MAGENTA, curses.A_NORMAL),
     "nowhere": (None, curses.A_DIM),
 }
