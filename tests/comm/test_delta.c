@@ -15,6 +15,7 @@
 #include "tests/comm/random.h"
 
 enum { N_GROUPS = 4, N_STEPS = 4 };
+static int n_steps = N_STEPS;
 
 static cluster_config make_config(uint32_t n_nodes, uint32_t node_size) {
     cluster_config config = {.n_nodes = n_nodes,
@@ -52,7 +53,7 @@ static void base_flip(const member *m, const mishap *what) {
 static void job_body(member *m, void *arg) {
     mishap *what = arg;
     for (uint32_t g = 0; g < N_GROUPS; g++) MUST(!member_step(m, g, all_extents, true));
-    for (int pass = 0; pass < 2 * N_STEPS; pass++) {
+    for (int pass = 0; pass < 2 * n_steps; pass++) {
         bool back = pass % 2;
         if (back)
             member_begin_backward(m);
@@ -211,6 +212,24 @@ static void test_by_gain_too_many_differences_are_not_made_again(void **state) {
     }
 }
 
+/* Where differences gain nothing, they are tried again behind 1, 3, 7, and then each 15 gathers: a group's
+ * are tried in its gathers 2 and 3, which begin that, and in 5, 9, 17 and 33. */
+static void test_by_gain_rests_become_longer(void **state) {
+    (void)state;
+    enum { N_TRIED = 6 };
+    cluster_config config = make_config(2, 1);
+    config.alike = false;
+    config.by_gain = true;
+    for (n_steps = 33; n_steps <= 48; n_steps += 15) {
+        outcome result = run(&config, NULL, 0, 0);
+        assert_int_equal(result.n_whole, N_TRIED * N_GROUPS * config.n_nodes);
+        cluster_config joined = together(config);
+        result = run(&joined, NULL, 0, 0);
+        assert_int_equal(result.n_whole, N_TRIED * joined.n_nodes);
+    }
+    n_steps = N_STEPS;
+}
+
 /* Also the first gathers, which have no base. Extents are of each kind of numbers, and random bytes are many
  * that cannot be rounded. */
 static void test_rounded_gathers_are_the_same_on_all_ranks(void **state) {
@@ -245,6 +264,7 @@ int main(void) {
         cmocka_unit_test(test_a_changed_base_crosses_whole),
         cmocka_unit_test(test_what_comes_wrong_crosses_whole),
         cmocka_unit_test(test_by_gain_too_many_differences_are_not_made_again),
+        cmocka_unit_test(test_by_gain_rests_become_longer),
         cmocka_unit_test(test_rounded_gathers_are_the_same_on_all_ranks),
     };
     fcdp_log_set_level(FCDP_LOG_QUIET);
