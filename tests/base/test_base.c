@@ -1,5 +1,6 @@
 /* The failure text, the log, checks and lock ranks. */
 #include "tests/alloc/support.h"
+#include "tests/log_text.h"
 
 #define fail_with(...) assert_int_equal(fcdp__fail(FCDP_ERR_PEER, __VA_ARGS__), FCDP_ERR_PEER)
 
@@ -43,34 +44,20 @@ static void a_text_is_its_threads(void **state) {
 }
 
 /* What fcdp__log writes at threshold `threshold`, one line of each level. */
-static void log_capture(fcdp_log_level threshold, char *text, size_t n_bytes) {
-    int pipe_fds[2], saved = dup(STDERR_FILENO);
-    assert_int_equal(pipe(pipe_fds), 0);
-    dup2(pipe_fds[1], STDERR_FILENO);
-    fcdp_log_set_level(threshold);
+static const char *log_of(fcdp_log_level threshold) {
+    log_keep(threshold);
     fcdp__log(FCDP_LOG_QUIET, "summary");
     fcdp__log(FCDP_LOG_WARN, "%d of %s", 3, "them");
     fcdp__log(FCDP_LOG_INFO, "told");
     fcdp__log(FCDP_LOG_DEBUG, "detail");
-    fcdp_log_set_level(FCDP_LOG_WARN);
-    dup2(saved, STDERR_FILENO);
-    close(saved);
-    close(pipe_fds[1]);
-    ssize_t n = read(pipe_fds[0], text, n_bytes - 1);
-    close(pipe_fds[0]);
-    assert_true(n >= 0);
-    text[n] = '\0';
+    return log_kept();
 }
 
 static void the_log_has_a_threshold(void **state) {
     (void)state;
-    char text[512];
-    log_capture(FCDP_LOG_QUIET, text, sizeof text);
-    assert_string_equal(text, "fcdp: summary\n");
-    log_capture(FCDP_LOG_WARN, text, sizeof text);
-    assert_string_equal(text, "fcdp: summary\nfcdp: warning: 3 of them\n");
-    log_capture(FCDP_LOG_DEBUG, text, sizeof text);
-    assert_string_equal(text,
+    assert_string_equal(log_of(FCDP_LOG_QUIET), "fcdp: summary\n");
+    assert_string_equal(log_of(FCDP_LOG_WARN), "fcdp: summary\nfcdp: warning: 3 of them\n");
+    assert_string_equal(log_of(FCDP_LOG_DEBUG),
                         "fcdp: summary\nfcdp: warning: 3 of them\nfcdp: info: told\nfcdp: debug: detail\n");
 }
 

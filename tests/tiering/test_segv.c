@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include "tests/alloc/support.h"
+#include "tests/log_text.h"
 #include "tiering/segv.h"
 
 enum { BYTES = 1 << 16, SAID_BYTES = 4096 };
@@ -19,32 +20,19 @@ typedef struct death {
 
 /* Run `life` in a child whose SIGSEGV is as a process starts with; what it wrote to stderr and how it ended.
  */
+static void live(void *life) {
+    signal(SIGSEGV, SIG_DFL); /* a sanitizer has its own */
+    (*(void (**)(void))life)();
+}
+
 static death die_of(void (*life)(void)) {
     death d = {0};
-    int ends[2];
-    assert_int_equal(pipe(ends), 0);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        signal(SIGSEGV, SIG_DFL); /* a sanitizer has its own */
-        dup2(ends[1], STDERR_FILENO);
-        close(ends[0]);
-        close(ends[1]);
-        life();
-        _exit(0);
-    }
-    close(ends[1]);
-    for (ssize_t n, at = 0; (n = read(ends[0], d.said + at, (size_t)(SAID_BYTES - 1 - at))) > 0;) at += n;
-    close(ends[0]);
-    assert_int_equal(waitpid(child, &d.status, 0), child);
+    const char *said = child_says(live, (void *)&life, &d.status);
+    snprintf(d.said, sizeof d.said, "%s", said);
     return d;
 }
 
 #define assert_killed(d) assert_true(WIFSIGNALED((d).status) && WTERMSIG((d).status) == SIGSEGV)
-#define assert_said(d, text)                                                                                 \
-    do {                                                                                                     \
-        if (!strstr((d).said, text)) fail_msg("\"%s\" is not in \"%s\"", text, (d).said);                    \
-    } while (0)
 
 static char touch(const volatile char *at) {
     return *at;
@@ -85,11 +73,11 @@ static void a_fault_names_the_range_and_the_part(void **state) {
              (void *)(nowhere + 1535));
     assert_killed(d);
     assert_true(strstr(d.said, at) == d.said);
-    assert_said(d, "unshard()");
+    assert_says(d.said, "unshard()");
     assert_ptr_equal(strchr(d.said, '\n'), d.said + strlen(d.said) - 1);
     d = die_of(between_the_parts);
     assert_killed(d);
-    assert_said(d, "is in gathered parameters of blocks.3, ");
+    assert_says(d.said, "is in gathered parameters of blocks.3, ");
 }
 
 static void any_other_fault_is_left_alone(void **state) {
@@ -148,8 +136,8 @@ static void the_handler_of_before_sees_the_same_fault(void **state) {
     char second[64];
     snprintf(second, sizeof second, "\nbefore: code %d at %p\n", SEGV_ACCERR, (void *)(nowhere + 1535));
     if (!WIFEXITED(d.status) || WEXITSTATUS(d.status) != 3) fail_msg("status %#x: %s", d.status, d.said);
-    assert_said(d, "up.weight");
-    assert_said(d, second);
+    assert_says(d.said, "up.weight");
+    assert_says(d.said, second);
 }
 
 /* A program that catches faults of its own goes on doing so, and the line still comes afterwards. */
@@ -157,7 +145,7 @@ static void a_handler_of_before_that_recovers_goes_on(void **state) {
     (void)state;
     death d = die_of(with_one_that_recovers);
     assert_true(WIFEXITED(d.status) && WEXITSTATUS(d.status) == 4);
-    assert_said(d, "up.bias");
+    assert_says(d.said, "up.bias");
 }
 
 static void sent_by_another(void) {
@@ -216,7 +204,7 @@ static void the_table_is_read_while_it_changes(void **state) {
     (void)state;
     death d = die_of(faults_while_others_come_and_go);
     assert_true(WIFEXITED(d.status) && WEXITSTATUS(d.status) == 4);
-    assert_said(d, "up.weight of blocks.3");
+    assert_says(d.said, "up.weight of blocks.3");
 }
 
 int main(void) {
