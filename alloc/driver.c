@@ -7,6 +7,7 @@
  * no nvcc, no list of architectures and no CUDA runtime.
  */
 #include "alloc/driver_internal.h"
+#include "base/size.h"
 
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -375,7 +376,8 @@ static size_t locked_bytes(void) {
     return kib << 10;
 }
 
-/* The usual cause is RLIMIT_MEMLOCK, which CUDA's own error does not name. */
+/* The usual cause is RLIMIT_MEMLOCK, which CUDA's own error does not name. Whether FCDP_PIN helps, the caller
+ * knows. */
 static fcdp_status pin_failed(fcdp_driver *drv, CUresult result, const void *at, size_t bytes,
                               size_t n_done) {
     struct rlimit limit = {RLIM_INFINITY, RLIM_INFINITY};
@@ -385,18 +387,18 @@ static fcdp_status pin_failed(fcdp_driver *drv, CUresult result, const void *at,
     bool no_room = result == CUDA_ERROR_OUT_OF_MEMORY || result == CUDA_ERROR_OPERATING_SYSTEM ||
                    (limited && n_locked + bytes > limit.rlim_cur);
     if (!no_room || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
-        return fcdp__driver_failed(drv, result, "cuMemHostRegister(%p, %zu bytes, after %zu)", at, bytes,
-                                   n_done);
+        return fcdp__driver_failed(drv, result, "cuMemHostRegister(%p, %s, after %s)", at,
+                                   fcdp__size_text(bytes).s, fcdp__size_text(n_done).s);
 
     char allowed[64] = "unlimited";
     if (limited)
-        snprintf(allowed, sizeof allowed, "limited to %llu bytes", (unsigned long long)limit.rlim_cur);
+        snprintf(allowed, sizeof allowed, "limited to %s", fcdp__size_text((size_t)limit.rlim_cur).s);
     return fcdp__fail(
         FCDP_ERR_NO_HOST_MEM,
-        "cuMemHostRegister(%p, %zu bytes, after %zu): %s; locked memory is %s (RLIMIT_MEMLOCK), %zu bytes "
-        "are "
-        "locked: raise the limit (ulimit -l unlimited), free host memory, or set FCDP_PIN=never",
-        at, bytes, n_done, fcdp__driver_result_name(drv, result), allowed, n_locked);
+        "cuMemHostRegister(%p, %s, after %s): %s; locked memory is %s (RLIMIT_MEMLOCK), of which %s are in "
+        "use: raise the limit (ulimit -l unlimited) or free host memory",
+        at, fcdp__size_text(bytes).s, fcdp__size_text(n_done).s, fcdp__driver_result_name(drv, result),
+        allowed, fcdp__size_text(n_locked).s);
 }
 
 static size_t chunk_bytes(size_t begin, size_t bytes) {

@@ -38,6 +38,11 @@ typedef enum fcdp_status {
 /* The calling thread's last failure, "" when none. Valid until the thread's next failure. */
 const char *fcdp_error_text(void);
 
+/* A group's name as messages have it: a model's root has the empty name. */
+static inline const char *fcdp__name_text(const char *name) {
+    return name[0] ? name : "the root";
+}
+
 /* Write the calling thread's failure text and return `status`. For a text that wraps an inner one, "%s" the
  * inner fcdp_error_text(): the new text may be formatted from the old one. */
 fcdp_status fcdp__fail(fcdp_status status, const char *format, ...) FCDP_PRINTF(2, 3) FCDP_MUST_CHECK;

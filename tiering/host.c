@@ -247,8 +247,8 @@ static bool block_bytes(const fcdp_host *host, size_t data_bytes, uint32_t n_cop
 static fcdp_status range_empty(const fcdp_host *host, uint64_t offset, size_t bytes) {
     if (!fallocate(host->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes))
         return FCDP_OK;
-    return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: %zu bytes cannot be given back to the system: %s", bytes,
-                      strerror(errno));
+    return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: %s of the node's host memory cannot be emptied: %s",
+                      fcdp__size_text(bytes).s, strerror(errno));
 }
 
 /* Leader. Does any rank still have the block attached? Its own mapping may
@@ -271,7 +271,7 @@ static void records_reap(fcdp_host *host) {
         }
         *link = record->next;
         if (range_empty(host, record->offset, record->bytes))
-            fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
+            fcdp__log(FCDP_LOG_WARN, "%s; they stay in use until the node's ranks end", fcdp_error_text());
         else
             fcdp__offsets_free(host->offsets, record->offset);
         fcdp__trace_now(FCDP_EVENT_HOST_FREE, 0, record->bytes, record->offset, 0);
@@ -289,8 +289,9 @@ fcdp_status fcdp__host_block_alloc(fcdp_host *host, size_t data_bytes, uint64_t 
     if (status) return status;
     if (!data_bytes || !block_bytes(host, data_bytes, copies.n, &bytes))
         return fcdp__fail(data_bytes ? FCDP_ERR_NO_HOST_MEM : FCDP_ERR_INVALID,
-                          "host tier: a block of %zu bytes; the slab has %s", data_bytes,
-                          fcdp__size_text(host->header->capacity_bytes).s);
+                          "host tier: a block of %s does not fit into the node's host memory, which has "
+                          "addresses for %s: raise FCDP_HOST_BUDGET",
+                          fcdp__size_text(data_bytes).s, fcdp__size_text(host->header->capacity_bytes).s);
     fcdp_block_record *record = calloc(1, sizeof *record);
     if (!record) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: no memory");
     record->bytes = bytes;
@@ -465,15 +466,20 @@ static fcdp_status block_pin(fcdp_host_block *block, const fcdp_host_share *shar
             fcdp__size_text(wanted_bytes).s, fcdp_error_text());
     else if (status && all && !block->pinned.n) {
         if (!atomic_exchange(&host->pin_warned, true))
-            fcdp__log(FCDP_LOG_WARN,
-                      "host tier: not pinned, copies will be slower: %s (FCDP_PIN=never silences this)",
-                      fcdp_error_text());
+            fcdp__log(
+                FCDP_LOG_WARN,
+                "host tier: host memory is not pinned, so copies are slower: %s (FCDP_PIN=never silences "
+                "this)",
+                fcdp_error_text());
         block->pinned = board;
         status = pinned_lock(drv, (char *)block->board, &block->pinned);
     }
     if (status && status != FCDP_ERR_OPTION)
         return fcdp__fail(FCDP_ERR_NO_HOST_MEM,
-                          "host tier: not even the page of signals beside a group can be pinned: %s",
+                          block->pinned.n ? "host tier: a group's host memory is pinned in part, which the "
+                                            "driver does not undo: %s"
+                                          : "host tier: the page of signals beside a group must be pinned, "
+                                            "whatever FCDP_PIN says: %s",
                           fcdp_error_text());
     return status ? status : fcdp__driver_host_dptr(drv, block->board, &block->board_at);
 }
@@ -581,9 +587,12 @@ fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_byte
     if (!block) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: no memory");
     char *at = fcdp__shared_map(host->fd, offset, map_bytes);
     if (!at) {
+        int error = errno;
         free(block);
-        return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot map %zu bytes: %s (vm.max_map_count?)",
-                          map_bytes, strerror(errno));
+        return fcdp__fail(FCDP_ERR_SYSTEM,
+                          "host tier: cannot map %s of the node's host memory: %s; if this process has very "
+                          "many mappings, raise vm.max_map_count",
+                          fcdp__size_text(map_bytes).s, strerror(error));
     }
     *block = (fcdp_host_block){.host = host,
                                .board = (fcdp_board_line *)at,
@@ -614,7 +623,10 @@ void fcdp__host_detach(fcdp_host_block *block) {
     fcdp_host *host = block->host;
     if (getpid() != host->pid) return;
     bool stays = block->pinned.n && pinned_unlock(host->config.drv, (char *)block->board, &block->pinned);
-    if (stays) fcdp__log(FCDP_LOG_WARN, "host tier: a block stays pinned until exit: %s", fcdp_error_text());
+    if (stays)
+        fcdp__log(FCDP_LOG_WARN,
+                  "host tier: %s of host memory stay mapped until the process ends, as they stay pinned: %s",
+                  fcdp__size_text(block->map_bytes).s, fcdp_error_text());
     fcdp__board_publish(block, FCDP_BOARD_ATTACHED, 0); /* the last use of its bytes, see records_reap() */
     /* To CUDA these addresses are these pages as long as they are
      * registered: nothing else may be mapped there. */
