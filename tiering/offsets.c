@@ -159,8 +159,11 @@ fcdp_status fcdp__offsets_alloc(fcdp_offsets *offsets, size_t bytes, uint64_t *o
         return fcdp__fail(FCDP_ERR_INVALID, "host tier: a forked child cannot allocate host memory");
     char *at = je_mallocx(bytes, alloc_flags(offsets));
     if (!at)
-        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "host tier: no gap of %zu bytes in a slab of %s", bytes,
-                          fcdp__size_text(offsets->capacity_bytes).s);
+        return fcdp__fail(
+            FCDP_ERR_NO_HOST_MEM,
+            "host tier: the node's host memory has no free addresses for a block of %s, of %s: raise "
+            "FCDP_HOST_BUDGET",
+            fcdp__size_text(bytes).s, fcdp__size_text(offsets->capacity_bytes).s);
     FCDP_CHECK(0, is_inside(offsets, at, bytes) && (size_t)(at - offsets->base) % offsets->page_bytes == 0);
     *offset_out = (uint64_t)(at - offsets->base);
     return FCDP_OK;

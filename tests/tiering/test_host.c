@@ -4,6 +4,7 @@
 #include "tests/log_text.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
 #include <linux/mempolicy.h>
@@ -26,6 +27,28 @@ __attribute__((visibility("default"))) const char *__tsan_default_options(void) 
 }
 
 enum { KIB4 = 4096 };
+
+/* The library's, too: the kernel's. */
+static int punch_error;
+
+int fallocate(int fd, int mode, off_t offset, off_t len) {
+    if (punch_error) {
+        errno = punch_error;
+        return -1;
+    }
+    return (int)syscall(SYS_fallocate, fd, mode, offset, len);
+}
+
+/* The linker's. */
+static int map_error;
+void *__real_fcdp__shared_map(int fd, uint64_t offset, size_t bytes);
+void *__wrap_fcdp__shared_map(int fd, uint64_t offset, size_t bytes);
+
+__attribute__((visibility("default"))) void *__wrap_fcdp__shared_map(int fd, uint64_t offset, size_t bytes) {
+    if (!map_error) return __real_fcdp__shared_map(fd, offset, bytes);
+    errno = map_error;
+    return NULL;
+}
 
 static fcdp_account *account; /* of the test that runs */
 
@@ -207,6 +230,11 @@ static void the_budget_is_kept_and_the_refusal_says_what_to_do(void **state) {
     fcdp__host_block_free(host, offset);
     assert_ok(fcdp__host_block_alloc(host, 5 << 20, &offset));
     assert_int_equal(fcdp__host_block_alloc(host, SIZE_MAX - 100, &second), FCDP_ERR_NO_HOST_MEM);
+    assert_text(
+        "a block of 18.4 EB does not fit into the node's host memory, which has addresses for 4.29 GB: ");
+    assert_text("raise FCDP_HOST_BUDGET");
+    assert_int_equal(fcdp__host_block_alloc(host, ticket.bytes - 2 * KIB4, &second), FCDP_ERR_NO_HOST_MEM);
+    assert_text("no free addresses for a block of 4.29 GB, of 4.29 GB: raise FCDP_HOST_BUDGET");
     assert_int_equal(fcdp__host_block_alloc(host, 0, &second), FCDP_ERR_INVALID);
     fcdp__host_destroy(host);
 
@@ -221,6 +249,34 @@ static void the_budget_is_kept_and_the_refusal_says_what_to_do(void **state) {
     account_open(SIZE_MAX / 2);
     config.account = account;
     assert_int_equal(fcdp__host_create(&config, &host, &ticket), FCDP_ERR_OPTION);
+    assert_text("no machine has a host budget of 9.22 EB; lower FCDP_HOST_BUDGET");
+}
+
+static void what_the_kernel_refuses_is_said(void **state) {
+    (void)state;
+    fcdp_host_config config = config_of(0, 1);
+    fcdp_shared_ticket ticket;
+    fcdp_host *host;
+    fcdp_host_block *block;
+    uint64_t offset;
+    assert_ok(fcdp__host_create(&config, &host, &ticket));
+    assert_ok(fcdp__host_block_alloc(host, 1 << 20, &offset));
+    map_error = ENOMEM;
+    assert_int_equal(fcdp__host_attach(host, offset, 1 << 20, NULL, &block), FCDP_ERR_SYSTEM);
+    map_error = 0;
+    assert_text("cannot map 1.05 MB of the node's host memory: Cannot allocate memory; ");
+    assert_text("raise vm.max_map_count");
+    log_keep(FCDP_LOG_WARN);
+    punch_error = ENOSYS;
+    fcdp__host_block_free(host, offset);
+    fcdp_status status = fcdp__host_block_alloc(host, 1 << 20, &offset);
+    punch_error = 0;
+    assert_says(log_kept(),
+                "warning: host tier: 1.05 MB of the node's host memory cannot be emptied: Function not "
+                "implemented; they stay in use until the node's ranks end\n");
+    assert_int_equal(status, FCDP_ERR_SYSTEM);
+    assert_text("1.05 MB of the node's host memory cannot be emptied: ");
+    fcdp__host_destroy(host);
 }
 
 static int n_descriptors(void) {
@@ -304,6 +360,27 @@ static void a_ticket_that_does_not_fit_is_refused(void **state) {
     assert_int_equal(fcdp__host_block_alloc(peer, 4096, &offset), FCDP_ERR_INVALID);
     fcdp__host_destroy(peer);
     fcdp__host_destroy(host);
+}
+
+/* The memory that the first rank made begins otherwise. */
+static void another_version_is_refused(void **state) {
+    (void)state;
+    fcdp_host_config config = config_of(0, 2), second = config_of(1, 2);
+    fcdp_shared_ticket ticket, budget;
+    fcdp_host *host, *peer = NULL;
+    fcdp_account *joined = NULL;
+    assert_ok(fcdp__host_create(&config, &host, &ticket));
+    assert_int_equal(pwrite(ticket.fd, "FDPHOST0", 8, 0), 8);
+    assert_int_equal(fcdp__host_join(&second, &ticket, &peer), FCDP_ERR_UNSUPPORTED);
+    assert_text("the node's ranks run different versions of FCDP; install one version for all of them");
+    fcdp__host_destroy(host);
+    fcdp__account_destroy(account);
+    assert_ok(fcdp__account_create(1 << 20, &account, &budget));
+    assert_int_equal(pwrite(budget.fd, "FDPCCNT0", 8, 0), 8);
+    assert_int_equal(fcdp__account_join(&budget, &joined), FCDP_ERR_UNSUPPORTED);
+    assert_text("the node's ranks run different versions of FCDP; install one version for all of them");
+    assert_null(peer);
+    assert_null(joined);
 }
 
 static void an_offset_outside_of_the_slab_is_refused(void **state) {
@@ -540,6 +617,29 @@ static void exactly_the_block_is_pinned(void **state) {
     assert_nothing_lives();
 }
 
+static void the_page_of_signals_must_be_pinned(void **state) {
+    (void)state;
+    fcdp_driver *drv = driver_open_sim();
+    fcdp_host_config config = config_of(0, 1);
+    fcdp_shared_ticket ticket;
+    fcdp_host *host;
+    fcdp_host_block *block;
+    uint64_t offset;
+    config.drv = drv;
+    config.pin = FCDP_PIN_NEVER;
+    assert_ok(fcdp__host_create(&config, &host, &ticket));
+    assert_ok(fcdp__host_block_alloc(host, 1 << 20, &offset));
+    assert_int_equal(simgpu_fail_nth("cuMemHostRegister", 1, CUDA_OUT_OF_MEMORY), 0);
+    assert_int_equal(fcdp__host_attach(host, offset, 1 << 20, NULL, &block), FCDP_ERR_NO_HOST_MEM);
+    assert_text(
+        "the page of signals beside a group must be pinned, whatever FCDP_PIN says: cuMemHostRegister");
+    assert_text("(RLIMIT_MEMLOCK), of which ");
+    if (strstr(fcdp_error_text(), "FCDP_PIN=")) fail_msg("%s", fcdp_error_text());
+    fcdp__host_destroy(host);
+    fcdp__driver_close(drv);
+    assert_nothing_lives();
+}
+
 /* Two spans; this rank's slices are neither of whole pages nor side by side. */
 static void a_rank_pins_and_binds_its_slices_alone(void **state) {
     (void)state;
@@ -671,11 +771,14 @@ static void what_stays_registered_stays_mapped(void **state) {
     size_t before = locked_kib();
     assert_ok(fcdp__host_create(&config, &host, &ticket));
     assert_ok(fcdp__host_block_alloc(host, 1500000, &offset));
-    fcdp_log_set_level(FCDP_LOG_QUIET);
     assert_int_equal(simgpu_fail_nth("cuMemHostRegister", 3, ILLEGAL_ADDRESS), 0);
-    assert_int_equal(fcdp__host_attach(host, offset, 1500000, &share, &block), FCDP_ERR_NO_HOST_MEM);
-    fcdp_log_set_level(FCDP_LOG_WARN);
-    if (!strstr(fcdp_error_text(), "cuMemHostRegister")) fail_msg("%s", fcdp_error_text());
+    log_keep(FCDP_LOG_WARN);
+    fcdp_status status = fcdp__host_attach(host, offset, 1500000, &share, &block);
+    assert_says(log_kept(),
+                "warning: host tier: 1.51 MB of host memory stay mapped until the process ends, as they "
+                "stay pinned: cuMemHostUnregister");
+    assert_int_equal(status, FCDP_ERR_NO_HOST_MEM);
+    assert_text("a group's host memory is pinned in part, which the driver does not undo: cuMemHostRegister");
     assert_int_equal(locked_kib() - before, 4 + 4 * 50);
     simgpu_reset();
     fcdp__host_destroy(host);
@@ -693,15 +796,18 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_freed_block_lives_until_its_last_rank_has_detached),
         cmocka_unit_test(the_budget_is_kept_and_the_refusal_says_what_to_do),
         cmocka_unit_test(a_budget_can_be_tried_and_leaves_nothing),
+        cmocka_unit_test(what_the_kernel_refuses_is_said),
         cmocka_unit_test(a_slab_cannot_be_truncated_under_its_users),
         cmocka_unit_test(a_slab_is_its_users_alone),
         cmocka_unit_test(a_ticket_that_does_not_fit_is_refused),
+        cmocka_unit_test(another_version_is_refused),
         cmocka_unit_test(an_offset_outside_of_the_slab_is_refused),
         cmocka_unit_test(a_forked_child_leaves_the_parents_memory_alone),
         cmocka_unit_test(waiting_ends_with_the_names_of_those_who_did_not_come),
         cmocka_unit_test(waiters_are_woken_not_polled),
         cmocka_unit_test(a_memlock_limit_is_a_warning_or_an_error),
         cmocka_unit_test(exactly_the_block_is_pinned),
+        cmocka_unit_test(the_page_of_signals_must_be_pinned),
         cmocka_unit_test(a_rank_pins_and_binds_its_slices_alone),
         cmocka_unit_test(whole_huge_pages_of_a_slice_are_asked_for),
         cmocka_unit_test(what_stays_registered_stays_mapped),
