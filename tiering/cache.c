@@ -164,10 +164,12 @@ fcdp_status fcdp__cache_read(fcdp_cache *cache, const fcdp_cache_key *key, void 
     if (ok) return FCDP_OK;
     fcdp_status status;
     if (error) {
-        status = fcdp__fail(FCDP_ERR_SYSTEM, "%s/%s: %s; its parameters are gathered", cache->dir, name,
-                            strerror(error));
+        status = fcdp__fail(FCDP_ERR_SYSTEM,
+                            "FCDP_CACHE_DIR: %s/%s cannot be read: %s; its parameters are gathered", cache->dir,
+                            name, strerror(error));
     } else {
-        status = fcdp__fail(FCDP_ERR_SYSTEM, "%s/%s is damaged, and removed: its parameters are gathered",
+        status = fcdp__fail(FCDP_ERR_SYSTEM,
+                            "FCDP_CACHE_DIR: %s/%s is damaged, and removed; its parameters are gathered",
                             cache->dir, name);
         (void)unlinkat(cache->fd, name, 0);
     }

@@ -98,7 +98,8 @@ bool fcdp__spill_fetch(fcdp_spilled *slice) {
     if (waits) wait_count(spill, start_ns);
     if (status < 0 && !spill->buffers.warned) {
         spill->buffers.warned = true;
-        fcdp__log(FCDP_LOG_WARN, "FCDP_SPILL_DIR: '%s' cannot be read, and is gathered again: %s",
+        fcdp__log(FCDP_LOG_WARN,
+                  "FCDP_SPILL_DIR: '%s' cannot be read, and is gathered again: %s (this is said once)",
                   slice->name, fcdp_error_text());
     }
     if (status < 0) fcdp__count(spill->buffers.counts, FCDP_COUNT_SPILL_FAILURES, 1);
@@ -234,7 +235,7 @@ fcdp_status fcdp__spill_reserve(fcdp_spill *spill, const char *name, uint32_t ob
     fcdp_spilled *slice = calloc(1, sizeof *slice);
     if (!slice) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for '%s' in FCDP_SPILL_DIR", name);
     *slice = (fcdp_spilled){.spill = spill,
-                            .name = strdup(name[0] ? name : "the root"),
+                            .name = strdup(fcdp__name_text(name)),
                             .object = object,
                             .bytes = bytes,
                             .file_bytes = fcdp__round_up(bytes, FCDP_DISK_ALIGN)};

@@ -32,11 +32,11 @@ size_t fcdp__spilled_n_blocks(const fcdp_spilled *slice) {
 static void disk_warn(fcdp_spill_buffers *set, const fcdp_spill_buffer *b) {
     if (set->warned) return;
     set->warned = true;
-    fcdp__log(
-        FCDP_LOG_WARN,
-        "FCDP_SPILL_DIR: %s a part of '%s': %s. What is lost there is gathered again; this is said once",
-        b->state == FCDP_SPILL_BUFFER_READING ? "reading" : "writing", b->of->name,
-        b->error == EBADMSG ? "it is not what was written" : strerror(b->error));
+    fcdp__log(FCDP_LOG_WARN,
+              "FCDP_SPILL_DIR: a part of '%s' cannot be %s: %s. What is lost there is gathered again; check "
+              "the disk (this is said once)",
+              b->of->name, b->state == FCDP_SPILL_BUFFER_READING ? "read" : "written",
+              b->error == EBADMSG ? "it is not what was written" : strerror(b->error));
 }
 
 /* With the mutex: the last block of a transfer has ended. */
@@ -171,14 +171,14 @@ static fcdp_status memory_make(fcdp_spill_buffers *set, fcdp_spill_buffer *b, si
     bytes = fcdp__round_up(bytes, bytes < HUGE ? SMALL : HUGE);
     char *at = memory_map(bytes);
     if (!at)
-        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no %zu bytes for a buffer of FCDP_SPILL_DIR: %s", bytes,
-                          strerror(errno));
+        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory (%s) for a buffer of FCDP_SPILL_DIR: %s",
+                          fcdp__size_text(bytes).s, strerror(errno));
     (void)madvise(at, bytes, MADV_DONTFORK);
     fcdp_status status = fcdp__driver_host_pin(set->drv, at, bytes, &stay_bytes);
     if (status) {
         fcdp_failure failure = fcdp__failure_keep(status);
         if (!stay_bytes) munmap(at, bytes);
-        return fcdp__failure_restore(&failure);
+        return fcdp__fail(failure.status, "a buffer of FCDP_SPILL_DIR must be pinned: %s", failure.text);
     }
     b->at = at;
     b->capacity_bytes = bytes;
@@ -274,7 +274,7 @@ static fcdp_status any_await(fcdp_spill_buffers *set, fcdp_stream filler, bool *
 }
 
 fcdp_status fcdp__spill_late_fail(const fcdp_spill_buffers *set) {
-    return fcdp__fail(FCDP_ERR_TIMEOUT, "the disk of FCDP_SPILL_DIR has not answered for %.0f s",
+    return fcdp__fail(FCDP_ERR_TIMEOUT, "the disk of FCDP_SPILL_DIR has not answered for %.0f s: check it",
                       (double)set->patience_ns / 1e9);
 }
 

@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests/assert_ok.h"
+#include "tests/log_text.h"
 #include "tiering/cache.h"
 
 enum { SLICE_BYTES = 100000, FILE_BYTES = SLICE_BYTES + FCDP_CACHE_HEADER_BYTES };
@@ -172,7 +172,14 @@ static void test_files_that_are_not_whole_go(void **state) {
         if (way == 2) assert_int_equal(pwrite(fd, "x", 1, 3), 1);
         if (way == 3) assert_int_equal(rename(path, other), 0); /* under the name of another */
         close(fd);
-        assert_int_equal(get(cache, way == 3 ? 2 : 1), FCDP_ERR_SYSTEM);
+        log_keep(FCDP_LOG_WARN);
+        fcdp_status status = get(cache, way == 3 ? 2 : 1);
+        char says[256];
+        snprintf(says, sizeof says,
+                 "FCDP_CACHE_DIR: %s is damaged, and removed; its parameters are gathered\n",
+                 way == 3 ? other : path);
+        assert_says(log_kept(), says);
+        assert_int_equal(status, FCDP_ERR_SYSTEM);
         assert_int_equal(n_files(NULL), 0);
     }
     fcdp__cache_close(cache);
@@ -182,9 +189,11 @@ static void test_a_file_that_cannot_be_read_stays(void **state) {
     (void)state;
     fcdp_cache *cache = opened(0);
     assert_ok(put(cache, 1));
+    log_keep(FCDP_LOG_WARN);
     cannot_read = true;
     fcdp_status status = get(cache, 1);
     cannot_read = false;
+    assert_says(log_kept(), ".frozen cannot be read: Input/output error; its parameters are gathered\n");
     assert_int_equal(status, FCDP_ERR_SYSTEM);
     assert_true(has(cache, 1));
     fcdp__cache_close(cache);
@@ -312,6 +321,9 @@ static void test_a_directory_that_cannot_be_used_is_named(void **state) {
     assert_non_null(strstr(fcdp_error_text(), path));
     snprintf(path, sizeof path, "%s/file/below", dir);
     assert_int_equal(fcdp__cache_open(path, 0, &cache), FCDP_ERR_OPTION);
+    assert_says(fcdp_error_text(), "the directory cannot be made: Not a directory");
+    assert_int_equal(fcdp__cache_open("/proc", 0, &cache), FCDP_ERR_OPTION);
+    assert_says(fcdp_error_text(), "FCDP_CACHE_DIR=/proc: no file can be written there: ");
     snprintf(path, sizeof path, "%s/new/below", dir);
     assert_ok(fcdp__cache_open(path, 0, &cache)); /* with its parents */
     fcdp__cache_close(cache);

@@ -9,6 +9,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -16,12 +17,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "alloc/vrange.h"
 #include "sim/gpu/simgpu.h"
 #include "tests/assert_ok.h"
 #include "tests/comm/random.h"
+#include "tests/log_text.h"
 #include "tiering/disk.h"
 #include "tiering/foresight.h"
 #include "tiering/spill.h"
@@ -45,6 +48,8 @@ typedef struct world {
     uint64_t versions;
 } world;
 
+static double world_timeout_s = 60;
+
 static uint64_t word_of(uint64_t version, size_t at) {
     return version * 0x9e3779b97f4a7c15u ^ at;
 }
@@ -65,7 +70,7 @@ static void world_open(world *w, uint32_t n, uint32_t n_buffers) {
     assert_ok(fcdp__vrange_create(w->drv, 2 * PAGE, &w->range));
     assert_ok(fcdp__driver_phys_create(w->drv, 2 * PAGE, &w->block));
     assert_ok(fcdp__vrange_map(w->range, w->block, 2 * PAGE));
-    fcdp_spill_config config = {.n_buffers = n_buffers, .timeout_s = 60, .counts = &w->counts};
+    fcdp_spill_config config = {.n_buffers = n_buffers, .timeout_s = world_timeout_s, .counts = &w->counts};
     assert_ok(fcdp__spill_open(w->drv, w->dir, &config, &w->spill));
     for (uint32_t i = 0; i < n; i++) {
         w->bytes[i] = i % 3 == 0 ? 3 * (1 << 20) / 2 + 512 * i : i % 3 == 1 ? 512 * (i + 1) : 1 << 20;
@@ -143,6 +148,29 @@ static int64_t fault(const fcdp_disk_block *block, int64_t result) {
 static void fault_set(int kind, int after) {
     atomic_store(&fault_after, after);
     atomic_store(&fault_kind, kind);
+}
+
+/* A block is asked for, and never comes within the test. */
+static _Atomic bool held;
+
+static int64_t fault_or_held(const fcdp_disk_block *block, int64_t result) {
+    while (!block->writes && atomic_load(&held)) sched_yield();
+    return fault(block, result);
+}
+
+/* The library's, too. A file system without direct I/O says so of O_DIRECT. */
+static bool has_no_direct_io;
+
+int open(const char *path, int flags, ...) {
+    va_list more;
+    va_start(more, flags);
+    mode_t mode = va_arg(more, mode_t);
+    va_end(more);
+    if (has_no_direct_io && flags & O_DIRECT) {
+        errno = EINVAL;
+        return -1;
+    }
+    return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
 }
 
 /* ---- tests ---- */
@@ -371,6 +399,72 @@ static void test_every_fault_at_every_block(void **state) {
         }
 }
 
+/* Another slice is stored into the one buffer, so that the first is read anew; its content is lost. */
+static void lose(world *w, int kind) {
+    store(w, 1);
+    store(w, 0);
+    fault_set(kind, -1);
+    store(w, 1);
+    assert_false(load(w, 0));
+    fault_set(NO_FAULT, 0);
+}
+
+static void test_what_is_lost_is_said_once(void **state) {
+    (void)state;
+    const struct {
+        int kind;
+        const char *says;
+    } cases[] = {
+        {FAULT_ERROR, "FCDP_SPILL_DIR: a part of 'a group' cannot be written: No space left on device. "},
+        {FAULT_FLIP, "FCDP_SPILL_DIR: a part of 'a group' cannot be read: it is not what was written. "}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        world w;
+        log_keep(FCDP_LOG_WARN);
+        world_open(&w, 2, 1);
+        for (int times = 0; times < 3; times++) lose(&w, cases[i].kind);
+        world_close(&w);
+        const char *said = log_kept();
+        assert_says(said, cases[i].says);
+        assert_says(said, "What is lost there is gathered again; check the disk (this is said once)\n");
+        assert_int_equal(log_count(said, "FCDP_SPILL_DIR"), 1);
+    }
+}
+
+/* The disk gives nothing for longer than the patience. */
+static void test_a_disk_that_does_not_answer(void **state) {
+    (void)state;
+    world w;
+    world_timeout_s = 2;
+    world_open(&w, 2, 1);
+    world_timeout_s = 60;
+    store(&w, 0);
+    store(&w, 1);
+    atomic_store(&held, true);
+    log_keep(FCDP_LOG_WARN);
+    bool came = fcdp__spill_fetch(w.slices[0]);
+    const char *said = log_kept();
+    atomic_store(&held, false);
+    assert_false(came);
+    assert_says(said, "warning: FCDP_SPILL_DIR: 'a group' cannot be read, and is gathered again: the disk of "
+                      "FCDP_SPILL_DIR has not answered for 2 s: check it (this is said once)\n");
+    store(&w, 0);
+    assert_true(load(&w, 0) && load(&w, 1));
+    world_close(&w);
+}
+
+static void test_buffers_need_pinned_memory(void **state) {
+    (void)state;
+    world w;
+    fcdp_spilled *slice;
+    world_open(&w, 0, 1);
+    assert_int_equal(simgpu_fail_nth("cuMemHostRegister", 1, 2), 0);
+    assert_int_equal(fcdp__spill_reserve(w.spill, "a group", 0, 4096, &slice), FCDP_ERR_NO_HOST_MEM);
+    assert_says(fcdp_error_text(), "a buffer of FCDP_SPILL_DIR must be pinned: cuMemHostRegister");
+    assert_says(fcdp_error_text(), "raise the limit (ulimit -l unlimited)");
+    assert_null(strstr(fcdp_error_text(), "FCDP_PIN"));
+    world_close(&w);
+}
+
 static void test_random_schedules(void **state) {
     (void)state;
     test_random random = {random_seed("test_random_schedules", 7)};
@@ -422,6 +516,19 @@ static void test_directories_that_do_not_serve(void **state) {
     assert_int_equal(fcdp__disk_open("/proc", &disk), FCDP_ERR_OPTION);
 }
 
+static void test_what_a_disk_lacks_is_said(void **state) {
+    (void)state;
+    char lacks[256];
+    has_no_direct_io = fcdp__disk_without_uring = true;
+    fcdp_status status = fcdp__disk_probe("/dev/shm", lacks, sizeof lacks);
+    has_no_direct_io = fcdp__disk_without_uring = false;
+    assert_ok(status);
+    assert_string_equal(
+        lacks,
+        "no direct I/O there, so the page cache holds a copy too (Invalid argument); it is memory, and not "
+        "a disk; no io_uring, so one block is read or written at a time (Operation not permitted)");
+}
+
 /* A limit on the file's size, as a quota: the slice has no room, the ones before keep theirs. */
 static void test_a_disk_without_room(void **state) {
     (void)state;
@@ -460,10 +567,14 @@ static void test_foresight(void **state) {
 }
 
 int main(void) {
-    fcdp__disk_fault = fault; /* before any thread of a spill */
+    fcdp__disk_fault = fault_or_held; /* before any thread of a spill */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_foresight),
         cmocka_unit_test(test_directories_that_do_not_serve),
+        cmocka_unit_test(test_what_a_disk_lacks_is_said),
+        cmocka_unit_test(test_what_is_lost_is_said_once),
+        cmocka_unit_test(test_a_disk_that_does_not_answer),
+        cmocka_unit_test(test_buffers_need_pinned_memory),
         cmocka_unit_test(test_what_is_stored_is_loaded),
         cmocka_unit_test(test_reads_run_ahead),
         cmocka_unit_test(test_all_may_be_fetched_at_once),
