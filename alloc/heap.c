@@ -145,7 +145,8 @@ static heap_arena *arena_at(fcdp_heap *heap, fcdp_dptr address) {
 
 static void range_free(fcdp_heap *heap, heap_range *range) {
     if (fcdp__driver_range_free(heap->drv, range->reserved, range->reserved_bytes))
-        fcdp__log(FCDP_LOG_WARN, "a range of device addresses is lost: %s", fcdp_error_text());
+        fcdp__log(FCDP_LOG_WARN, "a range of device addresses is lost until the process ends: %s",
+                  fcdp_error_text());
     free(range->pages);
     free(range->saved);
     free(range);

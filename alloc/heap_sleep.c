@@ -36,8 +36,9 @@ struct heap_chunk {
 static void chunk_free(fcdp_heap *heap, heap_chunk *chunk) {
     size_t stay_bytes = 0;
     if (chunk->pinned && fcdp__driver_host_unpin(heap->drv, chunk->at, chunk->bytes, &stay_bytes))
-        fcdp__log(FCDP_LOG_WARN, "host memory of sleeping tensors stays pinned until exit: %s",
-                  fcdp_error_text());
+        fcdp__log(FCDP_LOG_WARN,
+                  "sleep: %s of host memory stay in use, and pinned, until the process ends: %s",
+                  fcdp__size_text(chunk->bytes).s, fcdp_error_text());
     if (stay_bytes == 0) munmap(chunk->at, chunk->bytes);
     free(chunk);
 }
@@ -52,7 +53,8 @@ static fcdp_status chunk_add(fcdp_heap *heap) {
                               : MAP_FAILED;
     if (at == MAP_FAILED) {
         free(chunk);
-        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "host memory for sleeping tensors: %s", strerror(errno));
+        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory (%s) for tensors that sleep: %s",
+                          fcdp__size_text(bytes).s, strerror(errno));
     }
     (void)madvise(at, bytes, MADV_HUGEPAGE);
     (void)madvise(at, bytes, MADV_DONTFORK); /* behind a fork, a write would move pages that are pinned */
@@ -60,10 +62,12 @@ static fcdp_status chunk_add(fcdp_heap *heap) {
     chunk->pinned = fcdp__driver_host_pin(heap->drv, at, bytes, &stay_bytes) == FCDP_OK;
     if (!chunk->pinned && stay_bytes) { /* in part, and the driver would not undo that */
         free(chunk);
-        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "host memory for sleeping tensors: %s", fcdp_error_text());
+        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "host memory for tensors that sleep is pinned in part: %s",
+                          fcdp_error_text());
     }
     if (!chunk->pinned && !sleep->warned)
-        fcdp__log(FCDP_LOG_WARN, "sleep: host memory is not pinned, copies will be slower: %s",
+        fcdp__log(FCDP_LOG_WARN,
+                  "sleep: host memory is not pinned, so copies are slower; this is said once: %s",
                   fcdp_error_text());
     sleep->warned = sleep->warned || !chunk->pinned;
     sleep->chunks = chunk;
@@ -364,7 +368,7 @@ static fcdp_status span_unmap(saving *s, const fcdp_span *span, size_t *next_pie
             if (range->saved[k].host && !range->saved[k].is_valid) status = parts_await(s, s->list->n);
         if (status) return status;
         if (FCDP_RETRY_ONCE(fcdp__driver_unmap(heap->drv, (fcdp_dptr){at}, bytes))) {
-            fcdp__log(FCDP_LOG_WARN, "sleep: %s of device memory stay: %s", fcdp__size_text(bytes).s,
+            fcdp__log(FCDP_LOG_WARN, "sleep: %s of device memory stay in use: %s", fcdp__size_text(bytes).s,
                       fcdp_error_text());
             continue;
         }
@@ -600,7 +604,8 @@ static fcdp_status sleep_undo(fcdp_heap *heap, const sleepers *s, fcdp_sleep_cou
     if (!any)
         arenas_set(s, false);
     else if (arenas_wake(heap, s, counts))
-        fcdp__log(FCDP_LOG_WARN, "sleep failed, and so did waking (%s): call fcdp.wake() again",
+        fcdp__log(FCDP_LOG_WARN,
+                  "sleep failed, and so did waking (%s): free memory and call fcdp.wake() again",
                   fcdp_error_text());
     return fcdp__failure_restore(&failure);
 }

@@ -57,8 +57,8 @@ struct fcdp_pool {
 static fcdp_status handle_release(fcdp_pool *pool, fcdp_phys handle, size_t n_pages) {
     fcdp_status status = FCDP_RETRY_ONCE(fcdp__driver_phys_release(pool->drv, handle));
     if (status)
-        fcdp__log(FCDP_LOG_WARN, "%zu bytes of device memory are lost: %s", n_pages * pool->page_bytes,
-                  fcdp_error_text());
+        fcdp__log(FCDP_LOG_WARN, "%s of device memory are lost until the process ends: %s",
+                  fcdp__size_text(n_pages * pool->page_bytes).s, fcdp_error_text());
     return status;
 }
 
@@ -151,7 +151,8 @@ fcdp_status fcdp__pool_create_with_headroom(fcdp_driver *drv, size_t headroom_by
     status = fcdp__pool_create(drv, budget_bytes, pool_out);
     if (status) return status;
     (*pool_out)->headroom_bytes = kept_bytes;
-    fcdp__log(FCDP_LOG_INFO, "the device has %s free: the budget is %s, and %s are left to others",
+    fcdp__log(FCDP_LOG_INFO,
+              "the device has %s free: the budget is %s, and %s are left to others (FCDP_HEADROOM)",
               fcdp__size_text(free_bytes).s, fcdp__size_text(budget_bytes).s, fcdp__size_text(kept_bytes).s);
     return FCDP_OK;
 }

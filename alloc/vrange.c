@@ -6,6 +6,7 @@
 #include "alloc/vrange.h"
 
 #include "alloc/trace.h"
+#include "base/size.h"
 
 #include <stdlib.h>
 
@@ -49,7 +50,8 @@ void fcdp__vrange_destroy(fcdp_vrange *range) {
     fcdp_status status = FCDP_RETRY_ONCE(range_unmap(range));
     if (!status) status = FCDP_RETRY_ONCE(fcdp__driver_range_free(range->drv, range->base, range->bytes));
     if (status)
-        fcdp__log(FCDP_LOG_WARN, "a device range of %zu bytes is lost: %s", range->bytes, fcdp_error_text());
+        fcdp__log(FCDP_LOG_WARN, "%s of device addresses are lost until the process ends: %s",
+                  fcdp__size_text(range->bytes).s, fcdp_error_text());
     free(range);
 }
 

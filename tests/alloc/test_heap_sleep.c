@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -14,6 +15,7 @@
 
 #include "alloc/heap_internal.h"
 #include "tests/alloc/heap_world.h"
+#include "tests/log_text.h"
 
 enum { MAX_BLOCKS = 200 };
 static const fcdp_sleep_of everything = {.all = true};
@@ -459,6 +461,150 @@ static void test_what_stays_mapped_wakes_later(void **state) {
     }
 }
 
+/* ---- what it says ---- */
+
+/* The driver's and the kernel's, by the linker. */
+static enum { PINS, PINS_NOTHING, PINS_IN_PART } pinning;
+static bool unpins_nothing, maps_nothing;
+static char *stays; /* what was not unpinned, or is pinned in part */
+static size_t stays_bytes;
+fcdp_status __real_fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes, size_t *stay_bytes_out);
+fcdp_status __real_fcdp__driver_host_unpin(fcdp_driver *drv, void *at, size_t bytes, size_t *stay_bytes_out);
+void *__real_mmap(void *at, size_t bytes, int access, int flags, int fd, off_t offset);
+fcdp_status __wrap_fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes, size_t *stay_bytes_out);
+fcdp_status __wrap_fcdp__driver_host_unpin(fcdp_driver *drv, void *at, size_t bytes, size_t *stay_bytes_out);
+void *__wrap_mmap(void *at, size_t bytes, int access, int flags, int fd, off_t offset);
+
+__attribute__((visibility("default"))) fcdp_status __wrap_fcdp__driver_host_pin(fcdp_driver *drv, void *at,
+                                                                                size_t bytes,
+                                                                                size_t *stay_bytes_out) {
+    if (pinning == PINS) return __real_fcdp__driver_host_pin(drv, at, bytes, stay_bytes_out);
+    *stay_bytes_out = pinning == PINS_IN_PART ? PAGE : 0;
+    if (pinning == PINS_IN_PART) stays = at, stays_bytes = bytes;
+    return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no pin");
+}
+
+__attribute__((visibility("default"))) fcdp_status __wrap_fcdp__driver_host_unpin(fcdp_driver *drv, void *at,
+                                                                                  size_t bytes,
+                                                                                  size_t *stay_bytes_out) {
+    if (!unpins_nothing) return __real_fcdp__driver_host_unpin(drv, at, bytes, stay_bytes_out);
+    stays = at;
+    *stay_bytes_out = stays_bytes = bytes;
+    return fcdp__fail(FCDP_ERR_DRIVER, "no unpin");
+}
+
+__attribute__((visibility("default"))) void *__wrap_mmap(void *at, size_t bytes, int access, int flags,
+                                                         int fd, off_t offset) {
+    if (!maps_nothing) return __real_mmap(at, bytes, access, flags, fd, offset);
+    errno = ENOMEM;
+    return MAP_FAILED;
+}
+
+static void test_host_memory_that_is_not_pinned_is_said(void **state) {
+    (void)state;
+    world w = world_open(64);
+    tensor a = make(&w, 3 * MIB, 0);
+    log_keep(FCDP_LOG_WARN);
+    pinning = PINS_NOTHING;
+    for (int i = 0; i < 2; i++) {
+        (void)sleep_all(&w);
+        (void)wake_all(&w, false);
+    }
+    pinning = PINS;
+    const char *said = log_kept();
+    assert_says(
+        said, "warning: sleep: host memory is not pinned, so copies are slower; this is said once: no pin\n");
+    assert_int_equal(log_count(said, "warning: "), 1);
+    assert_holds(&a);
+    world_close(&w);
+}
+
+static void test_without_host_memory_sleep_is_refused(void **state) {
+    (void)state;
+    world w = world_open(64);
+    tensor a = make(&w, 3 * MIB, 0);
+    fcdp_sleep_counts counts;
+    maps_nothing = true;
+    fcdp_status status = fcdp_heap_sleep(w.heap, &everything, read_host, NULL, &counts);
+    maps_nothing = false;
+    assert_int_equal(status, FCDP_ERR_NO_HOST_MEM);
+    assert_text("no host memory (33.6 MB) for tensors that sleep: Cannot allocate memory");
+    pinning = PINS_IN_PART;
+    status = fcdp_heap_sleep(w.heap, &everything, read_host, NULL, &counts);
+    pinning = PINS;
+    assert_int_equal(status, FCDP_ERR_NO_HOST_MEM);
+    assert_text("host memory for tensors that sleep is pinned in part: no pin");
+    munmap(stays, stays_bytes);
+    assert_holds(&a);
+    (void)sleep_all(&w);
+    (void)wake_all(&w, true);
+    assert_holds(&a);
+    world_close(&w);
+}
+
+static void test_host_memory_that_stays_pinned_is_said(void **state) {
+    (void)state;
+    world w = world_open(64);
+    tensor a = make(&w, 3 * MIB, 0);
+    (void)sleep_all(&w);
+    log_keep(FCDP_LOG_WARN);
+    unpins_nothing = true;
+    (void)wake_all(&w, false);
+    unpins_nothing = false;
+    assert_says(log_kept(),
+                "warning: sleep: 33.6 MB of host memory stay in use, and pinned, until the process ends: no "
+                "unpin\n");
+    size_t stay_bytes;
+    assert_ok(fcdp__driver_host_unpin(w.drv, stays, stays_bytes, &stay_bytes));
+    munmap(stays, stays_bytes);
+    assert_holds(&a);
+    world_close(&w);
+}
+
+static void test_device_memory_that_stays_is_said(void **state) {
+    (void)state;
+    world w = world_open(64);
+    tensor a = make(&w, 3 * MIB, 0);
+    fcdp_sleep_counts counts;
+    log_keep(FCDP_LOG_WARN);
+    unmaps_nothing = true;
+    fcdp_status status = fcdp_heap_sleep(w.heap, &everything, read_host, NULL, &counts);
+    unmaps_nothing = false;
+    assert_says(log_kept(), "warning: sleep: 4.19 MB of device memory stay in use: no unmap\n");
+    assert_ok(status);
+    (void)wake_all(&w, true);
+    assert_holds(&a);
+    world_close(&w);
+}
+
+/* Some call of it fails once pages are away, and these do not come back. */
+static void test_a_sleep_that_cannot_be_undone_is_said(void **state) {
+    (void)state;
+    bool is_said = false;
+    for (unsigned long n = 1, n_calls = n; n <= n_calls && !is_said; n++) {
+        world w = world_open(64);
+        tensor tensors[] = {make(&w, 7 * MIB, 0), make(&w, 2 * MIB, 1), make(&w, 9 * MIB, 2)};
+        unsigned long before = simgpu_calls(NULL);
+        fcdp_sleep_counts counts;
+        log_keep(FCDP_LOG_WARN);
+        gives_no_access = true;
+        simgpu_fail_nth(NULL, n, CUDA_UNKNOWN);
+        fcdp_status status = fcdp_heap_sleep(w.heap, &everything, NULL, NULL, &counts);
+        simgpu_fail_nth(NULL, 0, 0);
+        gives_no_access = false;
+        is_said = strstr(log_kept(),
+                         "warning: sleep failed, and so did waking (no access): free memory and call "
+                         "fcdp.wake() again\n");
+        n_calls = status ? n + 1 : simgpu_calls(NULL) - before;
+        if (is_said) assert_int_equal(status, FCDP_ERR_DRIVER);
+        (void)wake_all(&w, true);
+        for (size_t i = 0; i < 3; i++) assert_holds(&tensors[i]);
+        for (size_t i = 0; i < 3; i++) give(&w, tensors[i].at);
+        world_close_after_fault(&w);
+    }
+    assert_true(is_said);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bytes_and_addresses_come_back),
@@ -473,6 +619,11 @@ int main(void) {
         cmocka_unit_test(test_it_copies_as_fast_as_the_link),
         cmocka_unit_test(test_a_tag_sleeps_alone),
         cmocka_unit_test(test_what_stays_mapped_wakes_later),
+        cmocka_unit_test(test_host_memory_that_is_not_pinned_is_said),
+        cmocka_unit_test(test_without_host_memory_sleep_is_refused),
+        cmocka_unit_test(test_host_memory_that_stays_pinned_is_said),
+        cmocka_unit_test(test_device_memory_that_stays_is_said),
+        cmocka_unit_test(test_a_sleep_that_cannot_be_undone_is_said),
         cmocka_unit_test(test_whatever_call_fails_no_byte_is_lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,6 +3,7 @@
 
 #include "alloc/heap.h"
 #include "tests/alloc/pool_world.h"
+#include "tests/log_text.h"
 
 static void pages_are_reused_not_released(void **state) {
     (void)state;
@@ -199,7 +200,16 @@ static void what_is_left_to_others_is_there_when_they_come_late(void **state) {
         fcdp_phys late;
         fcdp_pool_stats stats;
         simgpu_set_capacity(DEVICE_PAGES * (size_t)PAGE);
-        assert_ok(fcdp_device_open(FCDP_DRIVER_SIM, 0, NULL, 0, cases[i].headroom_bytes, false, &device));
+        log_keep(FCDP_LOG_INFO);
+        fcdp_status opened = fcdp_device_open(FCDP_DRIVER_SIM, 0, NULL, 0, cases[i].headroom_bytes, false,
+                                              &device);
+        const char *said = log_kept();
+        assert_ok(opened);
+        if (i == 1)
+            assert_says(
+                said,
+                "info: the device has 134 MB free: the budget is 126 MB, and 8.39 MB are left to others "
+                "(FCDP_HEADROOM)\n");
         fcdp__pool_stats(device.pool, &stats);
         assert_int_equal(stats.budget_bytes, cases[i].budget_pages * PAGE);
         size_t n;
