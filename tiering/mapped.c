@@ -6,6 +6,7 @@
  */
 #include "tiering/mapped.h"
 
+#include "base/size.h"
 #include "tiering/slot.h"
 #include "tiering/trace.h"
 
@@ -32,8 +33,8 @@ static size_t slot_bytes(const fcdp_slot *slot) {
  * ends. */
 static void pages_give(fcdp_tiering *tiering, fcdp_account *account, fcdp_slot *slot) {
     if (FCDP_RETRY_ONCE(fcdp__driver_phys_release(tiering->drv, slot->phys)))
-        fcdp__log(FCDP_LOG_WARN, "%zu bytes of host memory are lost: %s", slot_bytes(slot),
-                  fcdp_error_text());
+        fcdp__log(FCDP_LOG_WARN, "FCDP_HOST_MAP: %s of host memory stay in use until the process ends: %s",
+                  fcdp__size_text(slot_bytes(slot)).s, fcdp_error_text());
     fcdp__account_give(account, slot_bytes(slot));
     free(slot);
 }

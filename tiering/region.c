@@ -245,10 +245,11 @@ void fcdp__region_destroy(fcdp_region *region) {
     fcdp__region_begin_move(region);
     fcdp__region_unlock(region);
     if (fcdp__region_drain(region))
-        fcdp__log(FCDP_LOG_WARN, "'%s' is destroyed while the device may still use it: %s", region->name,
-                  fcdp_error_text());
+        fcdp__log(FCDP_LOG_WARN, "'%s' is destroyed while the device may still use it: %s",
+                  fcdp__name_text(region->name), fcdp_error_text());
     if (region->slot && FCDP_RETRY_ONCE(fcdp__vrange_unmap(region->range)))
-        fcdp__log(FCDP_LOG_WARN, "'%s' stays mapped: %s", region->name, fcdp_error_text());
+        fcdp__log(FCDP_LOG_WARN, "the device memory of '%s' cannot be unmapped: %s; this is tried once more",
+                  fcdp__name_text(region->name), fcdp_error_text());
     fcdp__lock_acquire(&tiering->lock);
     fcdp_slot *slot = region->slot, *mapped = slot && slot->on_host ? slot : NULL;
     if (mapped) slot = region->slot = NULL;

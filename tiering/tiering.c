@@ -75,7 +75,8 @@ static bool reclaim_step(fcdp_tiering *tiering, uint64_t call) {
     fcdp__lock_acquire(&tiering->lock);
     if (status) {
         victim->failed_call = call;
-        fcdp__log(FCDP_LOG_WARN, "'%s' keeps its device pages: %s", victim->name, fcdp_error_text());
+        fcdp__log(FCDP_LOG_WARN, "'%s' stays on the device, as it cannot be evicted: %s",
+                  fcdp__name_text(victim->name), fcdp_error_text());
     }
     fcdp__region_end_move(victim);
     return true;
@@ -122,7 +123,7 @@ fcdp_status fcdp__tiering_sleep(fcdp_tiering *tiering) {
     fcdp__lock_acquire(&tiering->lock);
     if ((region = in_use_find(tiering)))
         status = fcdp__fail(FCDP_ERR_INVALID, "'%s' is in use: call its reshard() first",
-                            region->name[0] ? region->name : "the root");
+                            fcdp__name_text(region->name));
     while (!status && ((region = kept_find(tiering)) || somebody_gives(tiering))) {
         if (!region) {
             fcdp__lock_wait(&tiering->lock, &tiering->moved);

@@ -1,5 +1,6 @@
 /* Regions that are mapped onto host memory: they take nothing of the device, are never moved, and hold what
  * was gathered. */
+#include "tests/log_text.h"
 #include "tests/tiering/slots_world.h"
 
 #include "tiering/mapped.h"
@@ -199,6 +200,36 @@ static void a_map_that_is_undone_leaves_an_ordinary_region(void **state) {
     world_close(&w);
 }
 
+/* The driver's, by the linker: simgpu fails one call, and this one is tried twice. */
+static int n_releases_to_fail;
+static fcdp_phys unreleased;
+fcdp_status __real_fcdp__driver_phys_release(fcdp_driver *drv, fcdp_phys phys);
+fcdp_status __wrap_fcdp__driver_phys_release(fcdp_driver *drv, fcdp_phys phys);
+
+__attribute__((visibility("default"))) fcdp_status __wrap_fcdp__driver_phys_release(fcdp_driver *drv,
+                                                                                    fcdp_phys phys) {
+    if (!n_releases_to_fail) return __real_fcdp__driver_phys_release(drv, phys);
+    n_releases_to_fail--;
+    unreleased = phys;
+    return fcdp__fail(FCDP_ERR_DRIVER, "no release");
+}
+
+static void pages_that_the_driver_keeps_are_said(void **state) {
+    (void)state;
+    world w;
+    world_open(&w, 1, false);
+    log_keep(FCDP_LOG_WARN);
+    n_releases_to_fail = 2;
+    fcdp_status status = fcdp__region_unmap_host(w.mapped.regions[0], FCDP_TIER_POLICY);
+    assert_says(log_kept(),
+                "warning: FCDP_HOST_MAP: 6.29 MB of host memory stay in use until the process ends: no "
+                "release\n");
+    assert_ok(status);
+    assert_int_equal(taken_bytes(&w.n), w.blocks_bytes);
+    assert_ok(__real_fcdp__driver_phys_release(w.n.drv, unreleased));
+    world_close(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(it_takes_host_memory_of_each_rank_and_none_of_the_device),
@@ -210,6 +241,7 @@ int main(void) {
         cmocka_unit_test(a_probe_leaves_nothing_behind),
         cmocka_unit_test(a_spent_budget_refuses),
         cmocka_unit_test(a_map_that_is_undone_leaves_an_ordinary_region),
+        cmocka_unit_test(pages_that_the_driver_keeps_are_said),
     };
     return cmocka_run_group_tests_name("tiering_mapped", tests, NULL, NULL);
 }

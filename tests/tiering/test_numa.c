@@ -110,6 +110,11 @@ static void all_cpus_of_the_cpuset_are_no_ones_choice(void **state) {
                 (expected){1, 1, NULL, "something else"});                /* not the cpuset that we see */
     described_put("/sys/fs/cgroup/pods/cpuset.cpus.effective", "8-13\n"); /* none of node 1's */
     assert_plan(&device, true, "8-13", (expected){1, 1, "8-11", "CPUs 8-11 of node 2"});
+    described_put("/sys/devices/system/cpu/online", "0-15,40-41\n"); /* the latter are no node's */
+    described_put("/sys/fs/cgroup/pods/cpuset.cpus.effective", "40-41\n");
+    assert_plan(
+        &device, true, "40-41",
+        (expected){1, 1, NULL, "NUMA node 1 of 5; threads stay on CPUs 40-41: no node has CPUs among these"});
     described_put("/proc/self/cgroup", "7:cpuset:/job\n0::/\n");
     described_put("/sys/fs/cgroup/cpuset/job/cpuset.effective_cpus", "4-5\n");
     assert_plan(&device, true, "4-5",

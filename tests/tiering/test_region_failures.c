@@ -1,5 +1,6 @@
 /* One region at a time: calls that fail, peers that are late or gone, touches of what was released,
  * misuse. */
+#include "tests/log_text.h"
 #include "tests/tiering/region_specs.h"
 
 /* jemalloc takes all of its locks before a fork, more than the thread
@@ -52,18 +53,22 @@ static void a_call_that_fails_half_way_leaves_nothing_unordered(void **state) {
 static void a_failed_eviction_leaves_the_region_kept(void **state) {
     (void)state;
     static const char *const calls[] = {"cuMemcpyDtoHAsync", "cuEventRecord", "cuStreamWriteValue32"};
-    fcdp_log_set_level(FCDP_LOG_QUIET);
     for (size_t c = 0; c < sizeof calls / sizeof calls[0]; c++) {
         node n;
         group g;
         fcdp_phys block;
         node_open(&n, 2, 1, false);
-        group_open(&g, &n, "stays", SPECS, N_SPECS, 15);
+        group_open(&g, &n, c ? "stays" : "", SPECS, N_SPECS, 15);
         group_fill(&g, BOTH, FILL_KEPT, 0);
         group_release(&g, true);
         assert_int_equal(simgpu_fail_nth(calls[c], 1, CUDA_UNKNOWN), 0);
-        assert_int_equal(fcdp__pool_take_handle(n.ranks[0].pool, FCDP_HOLDER_TENSORS, 1, &block),
-                         FCDP_ERR_NO_DEVICE_MEM);
+        log_keep(FCDP_LOG_WARN);
+        fcdp_status status = fcdp__pool_take_handle(n.ranks[0].pool, FCDP_HOLDER_TENSORS, 1, &block);
+        char says[128];
+        snprintf(says, sizeof says, "warning: '%s' stays on the device, as it cannot be evicted: %s",
+                 c ? "stays" : "the root", calls[c]);
+        assert_says(log_kept(), says);
+        assert_int_equal(status, FCDP_ERR_NO_DEVICE_MEM);
         assert_true(state_of(g.regions[0]).kept);
         for (uint32_t s = 0; s < 2; s++) assert_span(g.regions[0], s, true, false, false, 1);
         pages_squeeze(&n, 0, 1);
@@ -74,7 +79,6 @@ static void a_failed_eviction_leaves_the_region_kept(void **state) {
         group_close(&g);
         node_close(&n);
     }
-    fcdp_log_set_level(FCDP_LOG_WARN);
 }
 
 /* The event that says when a use ends may fail: then its end is waited for. */
@@ -125,6 +129,48 @@ static void destroying_waits_for_the_device(void **state) {
         group_close(&g);
         assert_true(done);
         assert_int_equal(pool_stats_of(&n, 0).live_pages, 0);
+        node_close(&n);
+    }
+}
+
+/* The driver's, by the linker: simgpu fails one call, and these are tried twice. */
+static int n_syncs_to_fail, n_unmaps_to_fail;
+fcdp_status __real_fcdp__driver_event_sync(fcdp_driver *drv, fcdp_event event);
+fcdp_status __real_fcdp__driver_unmap(fcdp_driver *drv, fcdp_dptr at, size_t bytes);
+fcdp_status __wrap_fcdp__driver_event_sync(fcdp_driver *drv, fcdp_event event);
+fcdp_status __wrap_fcdp__driver_unmap(fcdp_driver *drv, fcdp_dptr at, size_t bytes);
+
+__attribute__((visibility("default"))) fcdp_status __wrap_fcdp__driver_event_sync(fcdp_driver *drv,
+                                                                                  fcdp_event event) {
+    if (n_syncs_to_fail && n_syncs_to_fail--) return fcdp__fail(FCDP_ERR_DRIVER, "no sync");
+    return __real_fcdp__driver_event_sync(drv, event);
+}
+
+__attribute__((visibility("default"))) fcdp_status __wrap_fcdp__driver_unmap(fcdp_driver *drv, fcdp_dptr at,
+                                                                             size_t bytes) {
+    if (n_unmaps_to_fail && n_unmaps_to_fail--) return fcdp__fail(FCDP_ERR_DRIVER, "no unmap");
+    return __real_fcdp__driver_unmap(drv, at, bytes);
+}
+
+static void an_end_that_fails_is_said(void **state) {
+    (void)state;
+    for (int unmaps = 0; unmaps < 2; unmaps++) {
+        node n;
+        group g;
+        node_open(&n, 1, 2, false);
+        group_open(&g, &n, unmaps ? "" : "ends", SPECS, N_SPECS, 21);
+        group_fill(&g, BOTH, FILL_SLICE, 0);
+        group_release(&g, false);
+        node_sync(&n);
+        log_keep(FCDP_LOG_WARN);
+        *(unmaps ? &n_unmaps_to_fail : &n_syncs_to_fail) = 2;
+        group_close(&g);
+        assert_says(log_kept(),
+                    unmaps ? "warning: the device memory of 'the root' cannot be unmapped: no unmap; "
+                             "this is tried once more\n"
+                           : "warning: 'ends' is destroyed while the device may still use it: no "
+                             "sync\n");
+        assert_int_equal(n_unmaps_to_fail + n_syncs_to_fail, 0);
         node_close(&n);
     }
 }
@@ -263,6 +309,7 @@ int main(void) {
         cmocka_unit_test(a_failed_eviction_leaves_the_region_kept),
         cmocka_unit_test(a_release_without_an_event_waits),
         cmocka_unit_test(destroying_waits_for_the_device),
+        cmocka_unit_test(an_end_that_fails_is_said),
         cmocka_unit_test(looking_says_who_is_late_and_opening_lets_all_pass),
         cmocka_unit_test(a_read_of_what_a_peer_has_not_stored_fails),
         cmocka_unit_test(with_exact_mapping_a_touch_of_a_released_region_faults),
