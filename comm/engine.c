@@ -34,7 +34,7 @@ fcdp_status fcdp__engine_check_capture(const fcdp_engine *engine, fcdp_stream st
                       "would use device pages that other groups have by then; capture only what lies between "
                       "a group's unshard and "
                       "its reshard, or set FCDP=0",
-                      name[0] ? name : "the root", what);
+                      fcdp__name_text(name), what);
 }
 
 /* What a user's FCDP_MAPPING=auto is. In a slot, pages that another group has by now stay mapped. A stale
@@ -280,7 +280,7 @@ void fcdp_engine_begin_pass(fcdp_engine *engine) {
 fcdp_status fcdp__engine_check_awake(const fcdp_engine *engine, const char *name) {
     if (!engine->asleep) return FCDP_OK;
     return fcdp__fail(FCDP_ERR_INVALID, "'%s' cannot be gathered: FCDP is asleep. Call fcdp.wake() first",
-                      name[0] ? name : "the root");
+                      fcdp__name_text(name));
 }
 
 static fcdp_group *ahead_find(fcdp_engine *engine) {

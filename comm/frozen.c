@@ -26,6 +26,7 @@
 
 enum { PRINT_BYTES = 16, RUN_BYTES = 4 << 20, LOOK_NS = 20000000 };
 size_t fcdp__frozen_batch_bytes = (size_t)1 << 30;
+uint64_t fcdp__frozen_quiet_ns = 2000000000;
 
 /* mutex guards all below it. */
 struct fcdp_frozen {
@@ -323,8 +324,10 @@ static void bytes_compare(const loading *l, batch b) {
 static void slice_drop(fcdp_group *group) {
     const fcdp_cache *cache = group->comm->engine->frozen->cache;
     if (group->comm->topology.local == 0)
-        fcdp__log(FCDP_LOG_WARN, "%s: the frozen parameters of '%s' are damaged there, and gathered",
-                  fcdp__cache_dir(cache), group->name);
+        fcdp__log(FCDP_LOG_WARN,
+                  "FCDP_CACHE_DIR: a file of '%s' in %s is damaged: its files are removed, and its "
+                  "frozen parameters are gathered",
+                  fcdp__name_text(group->name), fcdp__cache_dir(cache));
     fcdp__cache_drop(group->comm->engine->frozen->cache, &group->frozen.key);
     fcdp__count(&group->comm->engine->counts, FCDP_COUNT_CACHE_FAILURES, 1);
 }
@@ -465,8 +468,11 @@ static void *writer_main(void *arg) {
         if (!status) status = slice_write(frozen, frozen->current);
         pthread_mutex_lock(&frozen->mutex);
         if (status && !frozen->warned)
-            fcdp__log(FCDP_LOG_WARN, "frozen parameters that the next run will gather: %s",
-                      fcdp_error_text());
+            fcdp__log(
+                FCDP_LOG_WARN,
+                "FCDP_CACHE_DIR: the frozen parameters of '%s' cannot be written, so the next run gathers "
+                "them: %s (this is said once)",
+                fcdp__name_text(frozen->current->name), fcdp_error_text());
         frozen->warned = frozen->warned || status;
         frozen->current = NULL;
         pthread_cond_broadcast(&frozen->changed);
@@ -496,7 +502,10 @@ void fcdp__frozen_write(fcdp_group *group) {
         frozen->queue = group;
         pthread_cond_broadcast(&frozen->changed);
     } else if (!frozen->warned) {
-        fcdp__log(FCDP_LOG_WARN, "FCDP_CACHE_DIR: no thread to write with: %s", strerror(error));
+        fcdp__log(FCDP_LOG_WARN,
+                  "FCDP_CACHE_DIR: no thread can be started to write frozen parameters (%s), so the next run "
+                  "gathers them",
+                  strerror(error));
         frozen->warned = true;
     }
     pthread_mutex_unlock(&frozen->mutex);
@@ -511,14 +520,17 @@ static bool is_queued(const fcdp_frozen *frozen, const fcdp_group *group) {
 void fcdp__frozen_forget(fcdp_group *group) {
     fcdp_frozen *frozen = group->comm->engine->frozen;
     if (!frozen) return;
-    uint64_t said_ns = fcdp__now_ns() + 2 * UINT64_C(1000000000);
+    uint64_t said_ns = fcdp__now_ns() + fcdp__frozen_quiet_ns;
     bool says = true;
     pthread_mutex_lock(&frozen->mutex);
     while (is_queued(frozen, group)) {
         if (!says) {
             pthread_cond_wait(&frozen->changed, &frozen->mutex);
         } else if (!fcdp__condition_wait(&frozen->changed, &frozen->mutex, said_ns)) {
-            fcdp__log(FCDP_LOG_WARN, "writing '%s' to %s", group->name, fcdp__cache_dir(frozen->cache));
+            fcdp__log(FCDP_LOG_WARN,
+                      "FCDP_CACHE_DIR: the frozen parameters of '%s' are still being written to %s, which is "
+                      "waited for; if this does not end, check the disk",
+                      fcdp__name_text(group->name), fcdp__cache_dir(frozen->cache));
             says = false;
         }
     }

@@ -29,6 +29,8 @@ void fcdp__frozen_close(fcdp_frozen *frozen);
 
 /* Of a rank's slices, after which the ranks meet again; tests lower it. */
 extern size_t fcdp__frozen_batch_bytes;
+/* How long the end of a group waits for what is being written before it says so; tests lower it. */
+extern uint64_t fcdp__frozen_quiet_ns;
 /* This rank's vote: may the frozen span come from disk? Once in a group's life. */
 bool fcdp__frozen_is_asked(const fcdp_group *group);
 /* Right after an agreement on `groups`: bring the frozen spans that all ranks voted for and that all nodes

@@ -212,7 +212,11 @@ fcdp_status fcdp_group_map_host(fcdp_group *group) {
     if (!status) status = fcdp__engine_check_maps(engine);
     if (status) return status;
     if (!group->region || fcdp__group_is_spilled(group))
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "'%s' has no copy in the node's host memory", group->name);
+        return fcdp__fail(
+            FCDP_ERR_UNSUPPORTED,
+            "'%s' has no copy in the node's host memory that could be mapped: it is in a file, or "
+            "gathered at each use",
+            fcdp__name_text(group->name));
     status = fcdp__region_map_host(group->region, engine->account, engine->numa.memory_node);
     if (status) return status;
     group->unmapped_tier = group->tier;
@@ -246,9 +250,8 @@ fcdp_status fcdp_group_watch(fcdp_group *group, const char *const *names, uint32
     for (uint32_t i = 0; i < layout->n_extents; i++)
         parts[i] = (fcdp_segv_part){layout->extents[i].offset_bytes, fcdp__layout_extent_bytes(layout, i),
                                     names[i]};
-    status = fcdp__segv_watch(fcdp__region_base(group->region), layout->bytes,
-                              group->name[0] ? group->name : "the root", parts, layout->n_extents,
-                              &group->watch);
+    status = fcdp__segv_watch(fcdp__region_base(group->region), layout->bytes, fcdp__name_text(group->name),
+                              parts, layout->n_extents, &group->watch);
     free(parts);
     return status;
 }

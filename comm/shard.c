@@ -10,7 +10,7 @@
 fcdp_status fcdp_group_gathered_shard(fcdp_group *group, uint32_t i, void *to_out, size_t bytes,
                                       bool *has_out) {
     const fcdp_topology *topology = &group->comm->topology;
-    const char *name = group->name[0] ? group->name : "the root";
+    const char *name = fcdp__name_text(group->name);
     *has_out = false;
     atomic_store_explicit(&group->comm->engine->old_shards_are_read, true, memory_order_relaxed);
     fcdp_status status = fcdp__engine_check_process(group->comm->engine, group->name);

@@ -428,7 +428,7 @@ fcdp_status fcdp_groups_fit(fcdp_group *const *groups, const uint8_t *stays, uin
         "%s, %s, is too small for the gathered parameters: the largest group, '%s', takes %s, groups "
         "that stay gathered between forward and backward, and the staging buffer, %s; "
         "FCDP_DEVICE_BUDGET=%zuMB would do",
-        limit, fcdp__size_text(pool.budget_bytes).s, t.largest->name[0] ? t.largest->name : "the root",
+        limit, fcdp__size_text(pool.budget_bytes).s, fcdp__name_text(t.largest->name),
         fcdp__size_text(t.most * pool.page_bytes).s, fcdp__size_text(t.stays * pool.page_bytes).s,
         fcdp__round_up(would_do * pool.page_bytes, MB) / MB);
 }

@@ -274,8 +274,7 @@ fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
     status = fcdp__group_await(group, stream);
     if (!status) status = readers_await(group, stream);
     if (status)
-        return fcdp__fail(status, "waiting for '%s': %s", group->name[0] ? group->name : "the root",
-                          fcdp_error_text());
+        return fcdp__fail(status, "waiting for '%s': %s", fcdp__name_text(group->name), fcdp_error_text());
     if (!group->waited && (fcdp__policy_keeps_group(group) || fcdp__unstored(group) ||
                            fcdp__copy_is_first(group, FCDP_COPY_TAKEN)))
         status = fcdp__copy_taken(group, stream);

@@ -80,8 +80,7 @@ fcdp_status fcdp_group_whole_read(fcdp_group *group, uint32_t i, fcdp_dptr to, s
         fcdp_failure failure = fcdp__failure_keep(status);
         (void)!fcdp__driver_stream_sync(engine->drv, group->comm->set->copies[FCDP_TO_DEVICE]);
         status = fcdp__failure_restore(&failure);
-        return fcdp__fail(status, "reading '%s': %s", group->name[0] ? group->name : "the root",
-                          fcdp_error_text());
+        return fcdp__fail(status, "reading '%s': %s", fcdp__name_text(group->name), fcdp_error_text());
     }
     fcdp_use_counts read = {.pass = FCDP_PASS_OTHER,
                             .plain_bytes = (uint64_t)group->layout->extents[i].shard_bytes *

@@ -10,6 +10,8 @@
 #ifndef FCDP_TESTS_LOG_TEXT_H
 #define FCDP_TESTS_LOG_TEXT_H
 
+#include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -22,7 +24,8 @@ enum { LOG_TEXT_BYTES = 1 << 16 }; /* longer texts are cut */
 
 static struct {
     bool keeps;
-    int file, before; /* while it keeps: where standard error goes, and where it went */
+    int file, before;      /* while it keeps: where standard error goes, and where it went */
+    void (*at_abort)(int); /* what SIGABRT did */
     char text[LOG_TEXT_BYTES];
 } log_text;
 
@@ -49,6 +52,7 @@ static inline const char *log_peek(void) {
 static inline const char *log_kept(void) {
     fflush(stderr);
     dup2(log_text.before, STDERR_FILENO);
+    signal(SIGABRT, log_text.at_abort);
     fcdp_log_set_level(FCDP_LOG_WARN);
     (void)log_peek();
     close(log_text.before);
@@ -61,13 +65,25 @@ __attribute__((destructor)) static void log_show_unread(void) {
     if (log_text.keeps) fputs(log_kept(), stderr);
 }
 
+/* A thread that a check or MUST() ends has said why. */
+static inline void log_show_and_abort(int signal_number) {
+    char part[4096];
+    off_t at = 0;
+    for (ssize_t n; (n = pread(log_text.file, part, sizeof part, at)) > 0; at += n)
+        if (write(log_text.before, part, (size_t)n) != n) break;
+    signal(signal_number, SIG_DFL);
+    raise(signal_number);
+}
+
 static inline void log_keep(fcdp_log_level level) {
     log_show_unread();
     fflush(stderr);
     log_text.before = dup(STDERR_FILENO);
     log_text.file = memfd_create("log", MFD_CLOEXEC);
     assert_true(log_text.before >= 0 && log_text.file >= 0);
+    assert_true(fcntl(log_text.file, F_SETFL, O_APPEND) == 0); /* else threads would write over each other */
     assert_true(dup2(log_text.file, STDERR_FILENO) == STDERR_FILENO);
+    log_text.at_abort = signal(SIGABRT, log_show_and_abort);
     fcdp_log_set_level(level);
     log_text.keeps = true;
 }

@@ -368,7 +368,9 @@ static fcdp_status sleep_undo(const fcdp_sleep_of *of, const bool *slept, fcdp_s
     fcdp_sleep_counts one;
     for (int i = 0; i < TENSORS_MAX_DEVICES; i++)
         if (slept[i] && fcdp_heap_wake(device_of(i)->heap, of, true, &one))
-            fcdp__log(FCDP_LOG_WARN, "sleep failed, and so did waking device %d (%s): call fcdp.wake() again",
+            fcdp__log(FCDP_LOG_WARN,
+                      "sleep failed, and so did waking device %d (%s): free memory and call "
+                      "fcdp.wake() again",
                       i, fcdp_error_text());
     return fcdp__failure_restore(&failure);
 }

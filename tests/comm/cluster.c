@@ -196,6 +196,7 @@ static void member_make_group(member *m, uint32_t g) {
     const group_spec *spec = &m->cluster->config.groups[g];
     char name[32];
     snprintf(name, sizeof name, "blocks.%u", g);
+    if (m->cluster->config.has_root && g == 0) name[0] = '\0';
     assert_ok(fcdp_group_create(m->comm, name, spec->extents, spec->n_extents, &m->groups[g]));
     fcdp_tier tier = m->cluster->config.tiers[g];
     fcdp_group_set_tier(m->groups[g], tier == FCDP_TIER_MAPPED ? FCDP_TIER_POLICY : tier);

@@ -87,6 +87,7 @@ typedef struct cluster_config {
     bool rounds;            /* FCDP_CODEC=int8; extents in turn are of each kind of numbers */
     bool alike;             /* seven eighths of what a parameter holds are the same in all versions */
     uint32_t uncached_rank; /* its directory cannot be used; 0: none */
+    bool has_root;          /* the first group has the name of a model's root, "" */
 } cluster_config;
 
 struct cluster {

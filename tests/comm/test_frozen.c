@@ -9,15 +9,18 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "comm/frozen.h"
 #include "tests/comm/engine_world.h"
 #include "tests/comm/random.h"
+#include "tests/log_text.h"
 
 static char dir[64];
 
@@ -158,6 +161,20 @@ static void test_a_second_run_sends_nothing_of_them(void **state) {
     }
 }
 
+/* With the names of a size and of the directory. One rank of each node says it. */
+static void test_what_came_from_disk_is_said(void **state) {
+    (void)state;
+    char says[128];
+    outcome first = run(&base, NULL);
+    log_keep(FCDP_LOG_INFO);
+    outcome second = run(&base, NULL);
+    const char *said = log_kept();
+    assert_int_equal(second.read, first.written);
+    snprintf(says, sizeof says, " of frozen parameters came from %s in ", dir);
+    assert_int_equal(log_count(said, says), 2);
+    assert_says(said, "info: 628 KB of frozen parameters came from ");
+}
+
 /* One rank's shard of one parameter has changed: the keys of its group's slices are others, on all ranks. */
 static void test_a_changed_weight_is_gathered(void **state) {
     (void)state;
@@ -187,7 +204,9 @@ static void flip(const char *path, off_t at) {
 static void test_a_damaged_file_is_gathered(void **state) {
     (void)state;
     char names[64][128];
-    outcome first = run(&base, NULL), clean = run(&base, NULL);
+    cluster_config config = base;
+    config.has_root = true;
+    outcome first = run(&config, NULL), clean = run(&config, NULL);
     size_t n = files(names);
     assert_int_equal(n, 4); /* two groups, two slices; the nodes share the directory here */
     const size_t stride = getenv("TEST_COARSER") ? n : 1;
@@ -204,10 +223,26 @@ static void test_a_damaged_file_is_gathered(void **state) {
                 close(from);
                 close(to);
             }
-            outcome damaged = run(&base, NULL);
+            char says[256];
+            if (way == 2)
+                snprintf(says, sizeof says, "warning: FCDP_CACHE_DIR: %s is damaged, and removed; ",
+                         names[f]);
+            else
+                snprintf(
+                    says, sizeof says,
+                    "' in %s is damaged: its files are removed, and its frozen parameters are gathered\n",
+                    dir);
+            log_keep(FCDP_LOG_WARN);
+            outcome damaged = run(&config, NULL);
+            const char *said = log_kept();
+            assert_says(said, says);
+            if (way != 2)
+                assert_int_equal(log_count(said, "warning: FCDP_CACHE_DIR: a file of 'the root' in ") +
+                                     log_count(said, "warning: FCDP_CACHE_DIR: a file of 'blocks.1' in "),
+                                 config.n_nodes);
             assert_true(damaged.sent > clean.sent && damaged.sent < first.sent);
             assert_true(damaged.written > 0 && damaged.n_failures > 0);
-            outcome after = run(&base, NULL);
+            outcome after = run(&config, NULL);
             assert_int_equal(after.sent, clean.sent);
             assert_int_equal(after.written + after.n_failures, 0);
         }
@@ -230,8 +265,12 @@ static void test_a_rank_without_it_has_all_gather(void **state) {
     (void)state;
     cluster_config without = base;
     outcome first = run(&base, NULL);
-    without.uncached_rank = 3;
+    without.uncached_rank = 2; /* the first of its node, which says why */
+    log_keep(FCDP_LOG_WARN);
     outcome second = run(&without, NULL);
+    assert_says(log_kept(),
+                "warning: FCDP_CACHE_DIR=/dev/null/none: the directory cannot be made: Not a directory; "
+                "frozen parameters are gathered\n");
     assert_int_equal(second.sent, first.sent);
     assert_int_equal(second.read + second.written, 0);
 }
@@ -243,7 +282,14 @@ static void test_what_does_not_fit_is_gathered(void **state) {
     outcome first = run(&base, NULL), second = run(&base, NULL);
     assert_int_equal(teardown(NULL) | setup(NULL), 0);
     bounded.cache_bytes = 200000 + FCDP_CACHE_HEADER_BYTES * 2;
+    bounded.has_root = true;
+    log_keep(FCDP_LOG_WARN);
     outcome some = run(&bounded, NULL), again = run(&bounded, NULL);
+    const char *said = log_kept();
+    assert_says(said, "warning: FCDP_CACHE_DIR: the frozen parameters of '");
+    assert_says(said, "' cannot be written, so the next run gathers them: /tmp/fcdp-frozen-");
+    assert_says(said, " (FCDP_CACHE_SIZE) (this is said once)\n");
+    assert_in_range(log_count(said, "this is said once"), 1, 2 * bounded.n_nodes * bounded.node_size);
     assert_true(some.written > 0 && some.n_failures > 0);
     assert_true(again.read > 0 && again.read < second.read);
     assert_true(again.sent <= first.sent);
@@ -348,6 +394,46 @@ static void test_the_writer_breaks_no_capture(void **state) {
     end(c);
 }
 
+/* Opens the directory for the writers once one of them is waited for, and that is said. */
+static void *say_await(void *lock) {
+    while (!strstr(log_peek(), "waited for")) sched_yield();
+    (void)flock(*(int *)lock, LOCK_UN);
+    return NULL;
+}
+
+static void test_a_wait_for_the_writer_is_said(void **state) {
+    (void)state;
+    cluster_config config = base;
+    char path[128];
+    pthread_t thread;
+    config.n_groups = 1;
+    config.has_root = true;
+    snprintf(path, sizeof path, "%s/.lock", dir);
+    int lock = open(path, O_CREAT | O_RDWR, 0666);
+    assert_int_equal(flock(lock, LOCK_EX), 0);
+    cluster *c = start(&config);
+    cluster_run(c, use_body, NULL);
+    log_keep(FCDP_LOG_WARN);
+    cluster_run(c, release_body, NULL);
+    uint64_t before_ns = fcdp__frozen_quiet_ns;
+    fcdp__frozen_quiet_ns = 1;
+    int error = pthread_create(&thread, NULL, say_await, &lock);
+    uint64_t bytes = written(c);
+    if (!error) pthread_join(thread, NULL);
+    fcdp__frozen_quiet_ns = before_ns;
+    char says[256];
+    snprintf(says, sizeof says,
+             "warning: FCDP_CACHE_DIR: the frozen parameters of 'the root' are still being written to %s, "
+             "which is "
+             "waited for; if this does not end, check the disk\n",
+             dir);
+    assert_says(log_kept(), says);
+    assert_int_equal(error, 0);
+    assert_true(bytes > 0);
+    close(lock);
+    end(c);
+}
+
 /* The others wait for it, but not for ever: the failure is one of the comm. */
 static void test_a_rank_without_inputs_fails_for_all(void **state) {
     (void)state;
@@ -369,6 +455,7 @@ static void test_a_rank_without_inputs_fails_for_all(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_second_run_sends_nothing_of_them, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_what_came_from_disk_is_said, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_changed_weight_is_gathered, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_damaged_file_is_gathered, setup, teardown),
         cmocka_unit_test_setup_teardown(test_another_layout_is_gathered, setup, teardown),
@@ -377,6 +464,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_a_failing_driver_leaves_no_wrong_byte, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_rank_without_inputs_fails_for_all, setup, teardown),
         cmocka_unit_test_setup_teardown(test_the_writer_breaks_no_capture, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_wait_for_the_writer_is_said, setup, teardown),
     };
+    cmocka_set_test_filter(getenv("TEST_FILTER"));
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "comm/shard.h"
 #include "tests/comm/engine_world.h"
 
 static size_t device_bytes(const member *m) {
@@ -39,6 +40,11 @@ static void test_an_engine_sleeps_between_uses(void **state) {
             assert_int_equal(device_bytes(m), 0);
             assert_int_equal(member_unshard(m, 0, UNSHARD_BACKWARD), FCDP_ERR_INVALID);
             assert_non_null(strstr(fcdp_error_text(), "fcdp.wake()"));
+            uint8_t shard[8];
+            bool has;
+            assert_int_equal(fcdp_group_gathered_shard(m->groups[0], 0, shard, sizeof shard, &has),
+                             FCDP_ERR_INVALID);
+            assert_non_null(strstr(fcdp_error_text(), "'blocks.0' is asleep: fcdp.wake() comes first"));
         }
         EVERY_MEMBER(c, m) fcdp_engine_wake(m->engine);
         agree_all(c, 0, agreed);

@@ -15,6 +15,7 @@
 
 #include "tests/comm/engine_world.h"
 #include "tests/comm/random.h"
+#include "tests/log_text.h"
 #include "tiering/disk.h"
 
 enum { N_GROUPS = 9, N_STEPS = 3 };
@@ -183,7 +184,9 @@ static void test_what_has_no_file_says_so(void **state) {
     cluster_config config = make_config(2, 1);
     memset(config.spilled, 0, sizeof config.spilled);
     config.spill_dir = "/dev/null/no";
+    log_keep(FCDP_LOG_WARN);
     cluster *c = start(&config);
+    assert_says(log_kept(), "warning: FCDP_SPILL_DIR=/dev/null/no: Not a directory\n");
     fcdp_group *group;
     fcdp_extent_spec spec = {4000, FCDP_SPAN_TRAINABLE};
     assert_ok(fcdp_group_create(c->members[0].comm, "another", &spec, 1, &group));
@@ -193,12 +196,24 @@ static void test_what_has_no_file_says_so(void **state) {
     end(c);
 }
 
+static void test_what_is_in_a_file_is_not_mapped(void **state) {
+    (void)state;
+    cluster_config config = make_config(2, 1);
+    cluster *c = start(&config);
+    assert_int_equal(fcdp_group_map_host(c->members[0].groups[0]), FCDP_ERR_UNSUPPORTED);
+    assert_says(fcdp_error_text(),
+                "'blocks.0' has no copy in the node's host memory that could be mapped: it is in a "
+                "file, or gathered at each use");
+    end(c);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_they_send_no_more_than_those_in_host_memory),
         cmocka_unit_test(test_a_restore_is_put_off),
         cmocka_unit_test(test_every_fault_of_a_disk),
         cmocka_unit_test(test_what_has_no_file_says_so),
+        cmocka_unit_test(test_what_is_in_a_file_is_not_mapped),
     };
     cmocka_set_test_filter(getenv("TEST_FILTER"));
     return cmocka_run_group_tests(tests, NULL, NULL);
