@@ -51,7 +51,8 @@ static size_t engine_yield(size_t bytes) {
     pthread_cond_broadcast(&neighbour.left);
     pthread_mutex_unlock(&neighbour.mutex);
     if (n_given)
-        fcdp__log(FCDP_LOG_INFO, "gave back %s, of which PyTorch's allocator lacked %s",
+        fcdp__log(FCDP_LOG_INFO,
+                  "gave %s of device memory back to the driver, as PyTorch's allocator lacked %s",
                   fcdp__size_text(n_given).s, fcdp__size_text(bytes).s);
     return n_given;
 }

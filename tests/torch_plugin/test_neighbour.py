@@ -47,6 +47,7 @@ def test_pytorchs_own_allocator_asks(tmp_path, libraries):
         {
             "FCDP_SIM_CAPACITY": "64M",
             "FCDP_CHECK": "1",
+            "FCDP_LOG": "info",
             "STANDIN_DRIVER": str(sim_library()),
             "LD_PRELOAD": str(libraries / "standin.so"),
         },
@@ -61,3 +62,5 @@ def test_pytorchs_own_allocator_asks(tmp_path, libraries):
         timeout=300,
     )
     assert job.returncode == 0 and "all is well" in job.stdout, job.stdout
+    given = "info: gave 41.9 MB of device memory back to the driver, as PyTorch's allocator lacked 41.9 MB"
+    assert given in job.stdout, job.stdout
