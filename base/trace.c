@@ -20,6 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/size.h"
 #include "base/trace_probe.h"
 
 enum { N_WORDS = FCDP_TRACE_EVENT_BYTES / sizeof(uint64_t), MIN_EVENTS = 1 << 10 };
@@ -205,11 +206,11 @@ static void *segment_map(size_t bytes, int *descriptor_out) {
         !fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
         at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
     if (at == MAP_FAILED) {
-        fcdp__log(
-            FCDP_LOG_WARN,
-            "no trace is written: a shared segment of %zu bytes cannot be had (%s); make FCDP_TRACE_BUFFER "
-            "smaller, or set FCDP_TRACE=0",
-            bytes, strerror(errno));
+        fcdp__log(FCDP_LOG_WARN,
+                  "no trace is written: a shared segment of %s cannot be had (%s); make FCDP_TRACE_BUFFER "
+                  "smaller, or "
+                  "set FCDP_TRACE=0",
+                  fcdp__size_text(bytes).s, strerror(errno));
         if (descriptor >= 0) (void)close(descriptor);
         return NULL;
     }

@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 
 #include "tests/alloc/driver_world.h"
+#include "tests/log_text.h"
 
 static void open_fails_cleanly_at_every_call(void **state) {
     (void)state;
@@ -102,6 +103,21 @@ static void every_failure_names_its_call(void **state) {
         assert_text(calls[entry]);
     }
     world_destroy(&w);
+}
+
+/* This thread has none: the second call of cuCtxSetCurrent. */
+static void a_context_that_does_not_come_back_is_said(void **state) {
+    (void)state;
+    fcdp_driver *drv = driver_open_sim();
+    size_t free_bytes, total_bytes;
+    log_keep(FCDP_LOG_WARN);
+    assert_int_equal(simgpu_fail_nth("cuCtxSetCurrent", 2, CUDA_UNKNOWN), 0);
+    fcdp_status status = fcdp__driver_mem_info(drv, &free_bytes, &total_bytes);
+    simgpu_fail_nth(NULL, 0, 0);
+    assert_says(log_kept(),
+                "warning: cuCtxSetCurrent (back to the thread's own context): CUDA_ERROR_UNKNOWN\n");
+    assert_ok(status);
+    fcdp__driver_close(drv);
 }
 
 /* CUDA may refuse pitches that it has not chosen itself. */
@@ -323,6 +339,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(open_fails_cleanly_at_every_call),
         cmocka_unit_test(every_failure_names_its_call),
+        cmocka_unit_test(a_context_that_does_not_come_back_is_said),
         cmocka_unit_test(rows_that_are_refused_are_copied_one_by_one),
         cmocka_unit_test(who_waits_for_a_stream_sleeps),
         cmocka_unit_test(failures_map_to_what_callers_do),

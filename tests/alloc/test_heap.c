@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include "tests/alloc/heap_world.h"
+#include "tests/log_text.h"
 
 /* ---- hits ---- */
 
@@ -193,6 +194,66 @@ static void a_recorded_stream_holds_a_block_back(void **state) {
     assert_int_equal(stats_of(&w).busy_bytes, 0);
     gate_free(g);
     world_close(&w);
+}
+
+/* The driver's, by the linker: simgpu fails one call at a time. */
+static bool syncs_nothing, frees_no_range;
+static fcdp_dptr unfreed;
+static size_t unfreed_bytes;
+fcdp_status __real_fcdp__driver_stream_sync(fcdp_driver *drv, fcdp_stream stream);
+fcdp_status __real_fcdp__driver_range_free(fcdp_driver *drv, fcdp_dptr at, size_t bytes);
+fcdp_status __wrap_fcdp__driver_stream_sync(fcdp_driver *drv, fcdp_stream stream);
+fcdp_status __wrap_fcdp__driver_range_free(fcdp_driver *drv, fcdp_dptr at, size_t bytes);
+
+__attribute__((visibility("default"))) fcdp_status __wrap_fcdp__driver_stream_sync(fcdp_driver *drv,
+                                                                                   fcdp_stream stream) {
+    return syncs_nothing ? fcdp__fail(FCDP_ERR_DRIVER, "no sync")
+                         : __real_fcdp__driver_stream_sync(drv, stream);
+}
+
+__attribute__((visibility("default"))) fcdp_status __wrap_fcdp__driver_range_free(fcdp_driver *drv,
+                                                                                  fcdp_dptr at,
+                                                                                  size_t bytes) {
+    if (!frees_no_range) return __real_fcdp__driver_range_free(drv, at, bytes);
+    unfreed = at;
+    unfreed_bytes = bytes;
+    return fcdp__fail(FCDP_ERR_DRIVER, "no free");
+}
+
+static void a_stream_that_cannot_be_waited_for_is_said(void **state) {
+    (void)state;
+    world w = world_open(16);
+    fcdp_dptr a = take(&w, PAGE, 0);
+    assert_ok(fcdp_heap_record_stream(w.heap, a, w.streams[1]));
+    log_keep(FCDP_LOG_WARN);
+    assert_int_equal(simgpu_fail_nth("cuEventRecord", 1, CUDA_UNKNOWN), 0);
+    syncs_nothing = true;
+    fcdp_status status = fcdp_heap_free(w.heap, a);
+    syncs_nothing = false;
+    assert_says(log_kept(), "warning: a stream that used freed memory cannot be waited for: no sync\n");
+    assert_ok(status);
+    world_close(&w);
+}
+
+static void addresses_that_are_lost_are_said(void **state) {
+    (void)state;
+    fcdp_driver *drv = driver_open_sim();
+    fcdp_pool *pool;
+    fcdp_heap *heap;
+    fcdp_dptr at;
+    assert_ok(fcdp__pool_create(drv, 8 * PAGE, &pool));
+    assert_ok(fcdp_heap_create(drv, pool, &heap));
+    assert_ok(fcdp_heap_malloc(heap, PAGE, NULL, &at));
+    assert_ok(fcdp_heap_free(heap, at));
+    log_keep(FCDP_LOG_WARN);
+    frees_no_range = true;
+    fcdp_heap_destroy(heap);
+    frees_no_range = false;
+    assert_says(log_kept(), "warning: a range of device addresses is lost until the process ends: no free\n");
+    assert_ok(fcdp__driver_range_free(drv, unfreed, unfreed_bytes));
+    fcdp__pool_destroy(pool);
+    assert_nothing_lives();
+    fcdp__driver_close(drv);
 }
 
 static void what_is_held_is_waited_for_before_memory_is_out(void **state) {
@@ -571,6 +632,8 @@ int main(void) {
         cmocka_unit_test(a_stream_reuses_its_own_at_once_and_another_not),
         cmocka_unit_test(pages_that_come_free_during_the_search_are_found),
         cmocka_unit_test(a_recorded_stream_holds_a_block_back),
+        cmocka_unit_test(a_stream_that_cannot_be_waited_for_is_said),
+        cmocka_unit_test(addresses_that_are_lost_are_said),
         cmocka_unit_test(what_is_held_is_waited_for_before_memory_is_out),
         cmocka_unit_test(regions_are_asked_last_and_yield_all),
         cmocka_unit_test(a_malloc_in_vain_creates_nothing),

@@ -319,6 +319,35 @@ static void other_driver_errors_pass_through(void **state) {
     pool_close(pool, drv);
 }
 
+/* The driver's, by the linker: simgpu fails one call, and this one is tried twice. */
+static int n_releases_to_fail;
+static fcdp_phys unreleased;
+fcdp_status __real_fcdp__driver_phys_release(fcdp_driver *drv, fcdp_phys phys);
+fcdp_status __wrap_fcdp__driver_phys_release(fcdp_driver *drv, fcdp_phys phys);
+
+__attribute__((visibility("default"))) fcdp_status __wrap_fcdp__driver_phys_release(fcdp_driver *drv,
+                                                                                    fcdp_phys phys) {
+    if (!n_releases_to_fail) return __real_fcdp__driver_phys_release(drv, phys);
+    n_releases_to_fail--;
+    unreleased = phys;
+    return fcdp__fail(FCDP_ERR_DRIVER, "no release");
+}
+
+static void pages_that_are_lost_are_said(void **state) {
+    (void)state;
+    fcdp_driver *drv = driver_open_sim();
+    fcdp_pool *pool = pool_open(drv, 8);
+    fcdp_phys pages[2];
+    assert_ok(fcdp__pool_take(pool, HOLDER_OTHERS, 2, pages));
+    fcdp__pool_give(pool, HOLDER_OTHERS, 2, pages);
+    log_keep(FCDP_LOG_WARN);
+    n_releases_to_fail = 2;
+    (void)fcdp__pool_trim(pool);
+    assert_says(log_kept(), "warning: 2.1 MB of device memory are lost until the process ends: no release\n");
+    assert_ok(fcdp__driver_phys_release(drv, unreleased));
+    pool_close(pool, drv);
+}
+
 static void give_twice(void *arg) {
     fcdp_pool *pool = arg;
     fcdp_phys pages[2], again[2];
@@ -424,6 +453,7 @@ int main(void) {
         cmocka_unit_test(a_hopeless_take_evicts_nothing),
         cmocka_unit_test(a_full_device_is_reclaimed_too),
         cmocka_unit_test(other_driver_errors_pass_through),
+        cmocka_unit_test(pages_that_are_lost_are_said),
         cmocka_unit_test(a_reclaimer_is_gone_when_another_is_set),
         cmocka_unit_test(misuse_aborts),
     };

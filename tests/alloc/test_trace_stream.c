@@ -4,6 +4,7 @@
 #include "alloc/trace_events.h"
 #include "alloc/trace_stream.h"
 #include "tests/alloc/support.h"
+#include "tests/log_text.h"
 
 enum { RING_EVENTS = 8192, WORK_NS = 5000000, TRACK = 7, FIRST_PAIRS = 64, MOST_PAIRS = 1024 };
 
@@ -139,6 +140,20 @@ static void a_failing_driver_costs_the_times_alone(void **state) {
 }
 
 /* Two events of one span, counters of another, and what never ends is written when all ends. */
+static void no_events(world *w) {
+    log_keep(FCDP_LOG_INFO);
+    simgpu_fail_nth("cuEventCreate", 1, CUDA_UNKNOWN);
+    fcdp_trace_spans *spans = fcdp__trace_spans_create(w->drv);
+    const char *said = log_kept();
+    MUST(!spans);
+    MUST(strstr(said, "info: no device times are traced: the driver gave no events that know them\n"));
+}
+
+static void a_driver_without_events_is_said(void **state) {
+    (void)state;
+    in_a_child(no_events);
+}
+
 static void several(world *w) {
     const fcdp_trace_event two[] = {load, {.kind = 65, .bytes = 1}};
     fcdp_trace_span span = fcdp__trace_span_begin(w->spans, w->stream, TRACK);
@@ -246,6 +261,7 @@ int main(void) {
         cmocka_unit_test(a_span_has_the_devices_times),
         cmocka_unit_test(a_span_too_many_has_the_hosts_time),
         cmocka_unit_test(a_failing_driver_costs_the_times_alone),
+        cmocka_unit_test(a_driver_without_events_is_said),
         cmocka_unit_test(spans_of_two_events_and_of_counters),
         cmocka_unit_test(the_pools_events_add_up_to_its_counts),
     };

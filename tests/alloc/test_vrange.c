@@ -2,6 +2,7 @@
  * unmapped, every failing driver call, a random schedule. */
 #include "alloc/vrange.h"
 #include "tests/alloc/support.h"
+#include "tests/log_text.h"
 
 enum { PAGE = 2 << 20 };
 
@@ -327,6 +328,24 @@ static void a_failed_undo_is_undone_later(void **state) {
     driver_close(drv);
 }
 
+static void addresses_that_are_lost_are_said(void **state) {
+    (void)state;
+    fcdp_driver *drv = driver_open_sim();
+    block one = block_create(drv, 3);
+    fcdp_vrange *range;
+    assert_ok(fcdp__vrange_create(drv, 3 * PAGE, &range));
+    assert_ok(block_map(range, &one));
+    fcdp_dptr base = fcdp__vrange_base(range);
+    log_keep(FCDP_LOG_WARN);
+    n_unmaps_to_fail = 2;
+    fcdp__vrange_destroy(range);
+    assert_says(log_kept(), "warning: 6.29 MB of device addresses are lost until the process ends: unmap ");
+    assert_ok(__real_fcdp__driver_unmap(drv, base, 3 * PAGE));
+    assert_ok(fcdp__driver_range_free(drv, base, 3 * PAGE));
+    assert_ok(fcdp__driver_phys_release(drv, one.phys));
+    driver_close(drv);
+}
+
 /* ---- random schedule: few blocks under many ranges, each block's content known ---- */
 
 enum { N_RANGES = 12, N_BLOCKS = 5, N_STEPS = 1500 };
@@ -414,6 +433,7 @@ int main(void) {
         cmocka_unit_test(an_unmapped_range_faults),
         cmocka_unit_test(every_failing_call_leaves_nothing_behind),
         cmocka_unit_test(a_failed_undo_is_undone_later),
+        cmocka_unit_test(addresses_that_are_lost_are_said),
         cmocka_unit_test(a_random_schedule_agrees_with_the_oracle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -8,6 +8,7 @@
 #include "alloc/trace_events.h"
 #include "base/trace.h"
 #include "tests/alloc/support.h"
+#include "tests/log_text.h"
 
 enum { RING_EVENTS = 1024, RING_BYTES = RING_EVENTS * FCDP_TRACE_EVENT_BYTES, N_WRITERS = 4, N_EACH = 60000 };
 
@@ -244,8 +245,10 @@ static void level_0_writes_nothing(void **state) {
 }
 
 static void too_large(void) {
-    fcdp_log_set_level(FCDP_LOG_QUIET);
+    log_keep(FCDP_LOG_WARN);
     fcdp_trace_open(1, (size_t)1 << 62);
+    assert_says(log_kept(), "warning: no trace is written: a shared segment of 4.61 EB cannot be had (");
+    assert_says(log_text.text, "); make FCDP_TRACE_BUFFER smaller, or set FCDP_TRACE=0\n");
     MUST(!fcdp__trace_header());
     fcdp__trace_now(FCDP_EVENT_MAP, 1, 1, 1, 1);
 }
