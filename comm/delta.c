@@ -230,7 +230,7 @@ static fcdp_status differences_cross(delta *d, size_t wire_bytes, bool *right_ou
         fcdp__log(FCDP_LOG_WARN,
                   "'%s': what came of differences does not have its sender's fingerprint on some rank, and "
                   "crosses whole; this is said once",
-                  d->cuts[0].group->name);
+                  fcdp__name_text(d->cuts[0].group->name));
     return FCDP_OK;
 }
 

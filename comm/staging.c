@@ -49,7 +49,7 @@ static fcdp_status pages_free(fcdp_stream_set *set) {
 
 /* Acquired. A buffer that cannot be freed now is freed later. */
 static void pages_try_free(fcdp_stream_set *set) {
-    if (pages_free(set)) fcdp__log(FCDP_LOG_WARN, "the staging buffer stays: %s", fcdp_error_text());
+    if (pages_free(set)) fcdp__log(FCDP_LOG_WARN, "the staging buffer stays for now: %s", fcdp_error_text());
 }
 
 void fcdp__staging_trim(fcdp_stream_set *set) {

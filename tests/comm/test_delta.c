@@ -13,6 +13,7 @@
 
 #include "tests/comm/engine_world.h"
 #include "tests/comm/random.h"
+#include "tests/log_text.h"
 
 enum { N_GROUPS = 4, N_STEPS = 4 };
 static int n_steps = N_STEPS;
@@ -182,6 +183,7 @@ static void test_what_comes_wrong_crosses_whole(void **state) {
     (void)state;
     test_random random = {random_seed("test_what_comes_wrong_crosses_whole", 1)};
     uint64_t n_seen = 0, n_rounds = getenv("TEST_COARSER") ? 6 : 24;
+    log_keep(FCDP_LOG_WARN);
     for (uint64_t round = 1; round <= n_rounds; round++) {
         cluster_config config = make_config(shapes[round % 3][0], shapes[round % 3][1]);
         if (round % 2) config = together(config);
@@ -191,6 +193,12 @@ static void test_what_comes_wrong_crosses_whole(void **state) {
         assert_true(result.n_whole == config.n_nodes || result.n_whole == 0);
         n_seen += result.n_whole > 0;
     }
+    const char *said = log_kept();
+    fcdp_log_set_level(FCDP_LOG_QUIET); /* as main() does */
+    assert_says(
+        said, "': what came of differences does not have its sender's fingerprint on some rank, and crosses "
+              "whole; this is said once\n");
+    assert_int_equal(log_count(said, "this is said once"), 1);
     print_message("%llu of %llu reached a value\n", (unsigned long long)n_seen, (unsigned long long)n_rounds);
     assert_true(n_seen >= n_rounds * 3 / 4);
 }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "comm/coalesce.h"
+#include "comm/staging.h"
 #include "comm/tree.h"
 #include "tests/comm/engine_world.h"
 #include "tests/log_text.h"
@@ -93,7 +94,12 @@ static void test_a_copy_in_host_memory_for_each_numa_node(void **state) {
         uint32_t n_copies = restore == FCDP_RESTORE_WHOLE ? 2 : 1;
         config.restore = (fcdp_restore_mode)restore;
         config.host_copies = true;
+        log_keep(FCDP_LOG_WARN);
         cluster *c = start(&config);
+        const char *said = log_kept();
+        if (restore == FCDP_RESTORE_SLICE) /* once in a process */
+            assert_says(said,
+                        "warning: FCDP_HOST_COPIES=numa changes nothing: each rank restores its slice, ");
         EVERY_MEMBER(c, m) {
             fcdp_engine_stats stats;
             fcdp_engine_stats_get(m->engine, &stats);
@@ -647,6 +653,23 @@ static void test_streams_that_cannot_be_made(void **state) {
     end(c);
 }
 
+/* One that the device may still read stays, and goes later. */
+static void test_a_staging_buffer_that_stays_is_said(void **state) {
+    (void)state;
+    cluster_config config = one_group;
+    config.packed_half_bytes = 1 << 20;
+    cluster *c = start(&config);
+    step_all(c, 0, all_extents);
+    unshard_all(c, 0, FCDP_PASS_FORWARD);
+    reshard_all(c, 0);
+    log_keep(FCDP_LOG_WARN);
+    simgpu_fail_nth("cuEventSynchronize", 1, CUDA_UNKNOWN);
+    fcdp__staging_trim(c->members[0].engine->sets);
+    simgpu_fail_nth(NULL, 0, 0);
+    assert_says(log_kept(), "warning: the staging buffer stays for now: cuEventSynchronize");
+    end(c);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_is_left_to_others_is_device_memory_of_a_gpu),
@@ -666,6 +689,7 @@ int main(void) {
         cmocka_unit_test(test_forked_child_touches_nothing),
         cmocka_unit_test(test_every_mix_of_fates),
         cmocka_unit_test(test_streams_that_cannot_be_made),
+        cmocka_unit_test(test_a_staging_buffer_that_stays_is_said),
         cmocka_unit_test(test_a_copy_in_host_memory_for_each_numa_node),
     };
     cmocka_set_test_filter(getenv("TEST_FILTER"));
