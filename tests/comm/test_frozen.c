@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
@@ -434,6 +435,35 @@ static void test_a_wait_for_the_writer_is_said(void **state) {
     end(c);
 }
 
+/* The library's, by the linker. */
+static bool starts_no_thread;
+int __real_fcdp__thread_start(void *(*body)(void *), void *arg, pthread_t *thread_out);
+int __wrap_fcdp__thread_start(void *(*body)(void *), void *arg, pthread_t *thread_out);
+
+__attribute__((visibility("default"))) int __wrap_fcdp__thread_start(void *(*body)(void *), void *arg,
+                                                                     pthread_t *thread_out) {
+    return starts_no_thread ? EAGAIN : __real_fcdp__thread_start(body, arg, thread_out);
+}
+
+static void test_a_writer_that_cannot_start_is_said(void **state) {
+    (void)state;
+    cluster_config config = base;
+    config.n_groups = 1;
+    cluster *c = start(&config);
+    cluster_run(c, use_body, NULL);
+    log_keep(FCDP_LOG_WARN);
+    starts_no_thread = true;
+    cluster_run(c, release_body, NULL);
+    starts_no_thread = false;
+    const char *said = log_kept();
+    assert_int_equal(written(c), 0);
+    assert_int_equal(log_count(said,
+                               "warning: FCDP_CACHE_DIR: no thread can be started to write frozen parameters "
+                               "(Resource temporarily unavailable), so the next run gathers them\n"),
+                     c->n_ranks);
+    end(c);
+}
+
 /* The others wait for it, but not for ever: the failure is one of the comm. */
 static void test_a_rank_without_inputs_fails_for_all(void **state) {
     (void)state;
@@ -465,6 +495,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_a_rank_without_inputs_fails_for_all, setup, teardown),
         cmocka_unit_test_setup_teardown(test_the_writer_breaks_no_capture, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_wait_for_the_writer_is_said, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_writer_that_cannot_start_is_said, setup, teardown),
     };
     cmocka_set_test_filter(getenv("TEST_FILTER"));
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,9 +1,11 @@
 /* The NCCL transport over the double, between processes: what it
  * gathers, in which order, and how it fails. */
 #include <dirent.h>
+#include <errno.h>
 
 #include "comm/nccl_api.h"
 #include "tests/comm/nccl_world.h"
+#include "tests/log_text.h"
 
 enum { MAX_PARTS = 5, LANE_BYTES = MEMORY_BYTES / FCDP_N_LANES / 4096 * 4096, FAULT_S = 20 };
 
@@ -432,7 +434,11 @@ static void held_body(member *m) {
     pthread_mutex_lock(&held.mutex);
     while (held.n_inside < FCDP_N_LANES) pthread_cond_wait(&held.changed, &held.mutex);
     pthread_mutex_unlock(&held.mutex);
+    log_keep(FCDP_LOG_WARN);
     fcdp__nccl_destroy(m->transport);
+    const char *said = log_kept();
+    MUST(strstr(said, "warning: NCCL's communicators have not been aborted after "));
+    MUST(strstr(said, " s; they stay until the process ends\n"));
     memset(nccl, 0, sizeof *nccl);
     fcdp__nccl_unload(nccl);
     fcdp__driver_close(own);
@@ -450,6 +456,34 @@ static void held_body(member *m) {
 static void an_abort_may_outlive_the_driver(void **state) {
     (void)state;
     world_run(&(world){2, 2, 2, 0, 0, held_body}, NULL);
+}
+
+/* The library's, by the linker. */
+static bool starts_no_thread;
+int __real_fcdp__thread_start(void *(*body)(void *), void *arg, pthread_t *thread_out);
+int __wrap_fcdp__thread_start(void *(*body)(void *), void *arg, pthread_t *thread_out);
+
+__attribute__((visibility("default"))) int __wrap_fcdp__thread_start(void *(*body)(void *), void *arg,
+                                                                     pthread_t *thread_out) {
+    return starts_no_thread ? EAGAIN : __real_fcdp__thread_start(body, arg, thread_out);
+}
+
+static void threadless_body(member *m) {
+    MUST(!transport_make(m));
+    log_keep(FCDP_LOG_WARN);
+    starts_no_thread = true;
+    m->table.abort(m->table.ctx, "a rank gives up");
+    starts_no_thread = false;
+    const char *said = log_kept();
+    MUST(log_count(said, "warning: no thread to abort NCCL's communicator (") == FCDP_N_LANES);
+    MUST(strstr(said, "): its collectives do not end before this process does\n"));
+    meet(m);
+    _exit(0); /* what was not aborted stays */
+}
+
+static void an_abort_without_a_thread_is_said(void **state) {
+    (void)state;
+    world_run(&(world){2, 2, 2, 0, 0, threadless_body}, NULL);
 }
 
 /* ---- the library ---- */
@@ -522,6 +556,7 @@ int main(void) {
         cmocka_unit_test(every_entry_point_may_fail),
         cmocka_unit_test(an_abort_beside_launches),
         cmocka_unit_test(an_abort_may_outlive_the_driver),
+        cmocka_unit_test(an_abort_without_a_thread_is_said),
         cmocka_unit_test(a_library_that_cannot_serve_is_refused),
         cmocka_unit_test(an_old_version_is_refused),
         cmocka_unit_test(the_nodes_lane_takes_few_ctas_unless_the_user_says),
