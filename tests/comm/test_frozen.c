@@ -170,7 +170,7 @@ static void test_what_came_from_disk_is_said(void **state) {
     log_keep(FCDP_LOG_INFO);
     outcome second = run(&base, NULL);
     const char *said = log_kept();
-    assert_int_equal(second.read, first.written);
+    assert_written(&first, second.read, &base);
     snprintf(says, sizeof says, " of frozen parameters came from %s in ", dir);
     assert_int_equal(log_count(said, says), 2);
     assert_says(said, "info: 628 KB of frozen parameters came from ");
