@@ -65,6 +65,14 @@ def test_the_embedding_takes_no_device_memory_but_that_of_each_ranks_host(unmapp
             assert on[case]["after"] == {"mapped_bytes": 0, "groups": 0}  # it went with its model
 
 
+def test_what_is_served_says_which_part_of_it_is_in_host_memory_alone(unmapped, mapped):
+    """To rank 0, after the first step. Where no group is mapped, the line has nothing of it."""
+    lines = [[line for line in rank["said"] if line.startswith("serving ")] for rank in (*mapped, unmapped[0])]
+    assert [len(of_rank) for of_rank in lines] == [1, 0, 0, 0, 1], lines
+    assert "serving 4 of 4 groups, 1 of them (10.5 MB) in host memory alone (FCDP_HOST_MAP); " in lines[0][0], lines
+    assert "host memory alone" not in lines[4][0], lines
+
+
 def test_nothing_of_the_embedding_is_restored(unmapped, mapped):
     """Each use that is not gathered is a restore of it, where it is not mapped."""
     for off, on in zip(unmapped, mapped):
