@@ -27,6 +27,18 @@ def refusal(function, *arguments):
     raise AssertionError("it was done")
 
 
+def handles():
+    from fcdp import group
+
+    return [one.handle for one in sorted(group.by_id.values(), key=lambda one: one.number)]
+
+
+def shard_read(handle):
+    """What is said where the first bytes of a shard are asked for, as fcdp.changed() does."""
+    to = torch.empty(4, dtype=torch.uint8)
+    return refusal(handle.gathered_shard, 0, to.data_ptr(), to.nbytes)
+
+
 def on_device():
     gathered = fcdp.stats()["device_bytes"]["current"]
     return torch.sim.memory_reserved() + gathered
@@ -53,10 +65,12 @@ def sleeps_between_steps(device):
         night["parameters"] = fcdp.stats()["asleep"]
         del passing
         night["said"] = refusal(lambda: torch.empty(1, device=device))
+        night["changed"] = refusal(fcdp.changed, trained.model)
         night["up"] = fcdp.wake()
         night["again"] = fcdp.sleep()
         if fcdp.stats()["enabled"]:
-            night["unsharded"] = refusal(trained.model, torch.zeros(1, 1, dtype=torch.int64))
+            night["unsharded"] = refusal(trained.model.blocks[0].unshard)
+            night["read"] = [shard_read(handle) for handle in handles()]
         fcdp.wake()
         assert not fcdp.stats()["asleep"]
         nights.append(night)

@@ -35,7 +35,14 @@ def test_a_job_sleeps_between_its_steps(mode, train, well):
             assert night["up"]["copied_bytes"] == night["down"]["live_bytes"] - (12 << 20), night
             assert night["again"]["copied_bytes"] == 0, night
             assert "tensors are asleep: call fcdp.wake()" in night["said"], night
-            assert mode == "plain" or "asleep" in night["unsharded"], night
+            assert night["changed"] == (
+                "fcdp.changed(): tensors of this process are asleep, and their bytes cannot be read. Call fcdp.wake() first"
+            ), night
+            if mode == "plain":
+                continue
+            assert "'blocks.0' cannot be gathered: FCDP is asleep" in night["unsharded"], night["unsharded"]
+            assert "fcdp.wake()" in night["unsharded"], night["unsharded"]
+            assert len(night["read"]) == 3 and all("asleep" in said and "fcdp.wake()" in said for said in night["read"])
 
 
 @pytest.mark.parametrize("mode", ["plain", "default"])

@@ -124,7 +124,9 @@ def changed(since: Any) -> Changes:
     from fcdp import fsdp2, sleeping
 
     if sleeping.asleep_bytes():
-        raise RuntimeError("fcdp.changed(): tensors of this process are asleep; fcdp.wake() comes first")
+        raise RuntimeError(
+            "fcdp.changed(): tensors of this process are asleep, and their bytes cannot be read. Call fcdp.wake() first"
+        )
     model, before = _model_and_version(since)
     _refuse_fsdp1(model)
     sharded = {_clean(one.name): one for one in fsdp2.sharded_parameters(model)}
