@@ -43,7 +43,7 @@ def said(monkeypatch):
     monkeypatch.setattr(words, "write", lines.append)
     monkeypatch.setattr(mapped, "_names", [])
     monkeypatch.setattr(mapped, "_patterns", [])
-    monkeypatch.setattr(mapped, "_said", set())
+    monkeypatch.setattr(words, "_said_once", set())
     return lines
 
 

@@ -128,6 +128,29 @@ def test_fsdp1_follows_a_plan_too(tmp_path, plain):
         assert sorted(of_groups(stats, "tier").values()) == ["device", "host", "host-whole", "policy"]
 
 
+def test_files_that_a_rank_cannot_make_are_policys(tmp_path, plain):
+    plan = written(tmp_path / "plan.json", ["host", "file", "device", "host", "host"])
+    outcome = start(
+        tmp_path / "job",
+        on(FCDP_PLAN=plan, FCDP_SPILL_DIR=str(tmp_path / "spill")),
+        rank_env={2: {"FCDP_SPILL_DIR": "/dev/null/there"}},
+        arguments=ARGUMENTS["fsdp2"],
+    )
+    outcome.went_on(plain("fsdp2"))
+    why = "rank 2: FCDP_SPILL_DIR=/dev/null/there: Not a directory"
+    line = f"fcdp: FCDP_PLAN={plan} has groups in files that a rank cannot make ({why}"
+    said = outcome.messages[0]
+    assert said[0].startswith(line) and said[0].endswith("; so policy decides where these live"), said
+    for result in outcome.results:
+        stats = result["stats"]
+        tiers = dict(zip(NAMES, ["host", "policy", "device", "host", "host"]))
+        assert (
+            of_groups(stats, "tier") == tiers
+            and not stats["bypassed"]
+            and not any(of_groups(stats, "in_file").values())
+        )
+
+
 def test_plans_that_differ_between_ranks_stop_the_job(tmp_path):
     plans = [written(tmp_path / f"{i}.json", [tier, *["host"] * 4]) for i, tier in enumerate(("host", "gather"))]
     outcome = start(tmp_path / "job", on(FCDP_PLAN=plans[0]), rank_env={2: {"FCDP_PLAN": plans[1]}})

@@ -70,6 +70,23 @@ def test_a_directory_that_cannot_be_used_is_named_and_the_rest_goes_on(tmp_path,
     assert "FCDP_SPILL_DIR=/dev/null/there: Not a directory" in outcome.messages[0][0], outcome.messages  # why
 
 
+def test_a_directory_on_some_ranks_alone_serves_none_and_is_said_once(tmp_path, plain):
+    outcome = start(
+        tmp_path / "job",
+        on(FCDP_HOST_BUDGET=str(BUDGET), FCDP_SPILL_DIR=str(tmp_path / "spill")),
+        rank_env={rank: {"FCDP_SPILL_DIR": ""} for rank in (1, 2)},
+        arguments=ARGUMENTS["fsdp2"],
+    )
+    outcome.went_on(plain["fsdp2"])
+    assert outcome.messages[0][0] == (
+        "fcdp: FCDP_SPILL_DIR is not set on ranks 1, 2, so no group is in a file on any rank; set it on every rank, or on none"
+    ), outcome.messages
+    assert sum("FCDP_SPILL_DIR" in line for line in outcome.messages[0]) == 1, outcome.messages
+    assert outcome.messages[1:] == [[], [], []], outcome.messages
+    for rank in outcome.results:
+        assert len(rank["stats"]["bypassed"]) == 3 and rank["stats"]["spill"]["written_bytes"] == 0, rank["stats"]
+
+
 def test_the_doctor_tells_of_the_disk(tmp_path):
     good, bad = (doctor(FCDP_SPILL_DIR=directory) for directory in (str(tmp_path), "/dev/null/there"))
     assert good.returncode == 0 and f" free in {tmp_path}: " in good.stdout, good.stdout

@@ -277,7 +277,7 @@ def attach(shards: Shards, described: list[Description], tiers: list[str]) -> tu
     handles: list[_fcdp.Group | None] = []
     order, files, ahead, problem = [], [], True, None
     stays = bytes(stays for *_, stays in described)
-    if planned.FILE in tiers and shards.agree(b"\0" if options["spill_dir"] else b"\1") != b"\0":
+    if planned.FILE in tiers and not _all_may_spill(shards):
         planned.say("has groups in files, and FCDP_SPILL_DIR is not set; so policy decides where these live")
         tiers = [planned.POLICY if tier == planned.FILE else tier for tier in tiers]
     try:
@@ -292,7 +292,7 @@ def attach(shards: Shards, described: list[Description], tiers: list[str]) -> tu
     in_file, why = _take_files(shards, handles, described, tiers, files, "")
     refused = [i for i in files if i not in in_file]
     if refused:  # by some rank's disk: they have no plan, then
-        planned.say(f"has groups in files for which there is no room ({why}); so policy decides where these live")
+        planned.say(f"has groups in files that a rank cannot make ({why}); so policy decides where these live")
         try:
             for i in refused:
                 handles[i] = _create(shards, described[i], planned.POLICY)
@@ -377,6 +377,22 @@ def _take_host_memory(
         left_out += left
 
 
+def _all_may_spill(shards: Shards) -> bool:
+    """Was every rank of the shard group given a directory for files? A line says which were not, if some were.
+    Collective; asked where groups would be put there."""
+    has = bool(options["spill_dir"])
+    some_have, some_lack = shards.agree(bytes((has, not has)))
+    if some_have and some_lack:
+        said = shards.all_gather_bytes(bytes((has,)))
+        lack = [str(rank) for rank, theirs in zip(shards.ranks, said) if not theirs]
+        ranks = f"rank{'s'[: len(lack) > 1]} {', '.join(lack[:8])}{', ...' if len(lack) > 8 else ''}"
+        words.once(
+            f"FCDP_SPILL_DIR is not set on {ranks}, so no group is in a file on any rank; set it on every rank, or on none",
+            shards.ranks[0],
+        )
+    return not some_lack
+
+
 def _take_files(
     shards: Shards,
     handles: list[_fcdp.Group | None],
@@ -388,7 +404,7 @@ def _take_files(
     """New handles for the groups that are left, each in a file of every rank's (FCDP_SPILL_DIR), as far as all ranks
     have room: which ones. Also returned: why the first one has none, where every rank was given a directory."""
     problem = None
-    if not left or shards.agree(b"\0" if options["spill_dir"] else b"\1") != b"\0":
+    if not left or not _all_may_spill(shards):
         return [], why
     refused, text = bytearray(len(left)), ""
     for place, i in enumerate(left):

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 _MAPPED, _REFUSED, _OTHER = range(3)
 _patterns: list[str] = []  # of FCDP_HOST_MAP
 _names: list[str] = []  # of the groups that this rank has met
-_said: set[str] = set()
 
 
 def digest(names: str) -> int:
@@ -80,6 +79,4 @@ def _listed(names: list[str]) -> str:
 
 
 def _say(text: str, speaker: int) -> None:
-    if text not in _said:
-        _said.add(text)
-        words.say(f"FCDP_HOST_MAP: {text}", speaker)
+    words.once(f"FCDP_HOST_MAP: {text}", speaker)

@@ -20,7 +20,6 @@ GATHERED = "its plan (FCDP_PLAN) has it gathered for each use"
 state: dict[str, Any] | None = None  # for fcdp.stats()["plan"]
 
 _plan: dict[str, Any] | None = None
-_said: set[str] = set()
 
 
 def read(path: str) -> int:
@@ -82,6 +81,4 @@ def _unplanned(n_groups: int, text: str, difference: str) -> list[str]:
 
 def say(text: str) -> None:
     """One line of the plan, once."""
-    if text not in _said:
-        _said.add(text)
-        words.say(f"FCDP_PLAN={state['path'] if state else ''} {text}")
+    words.once(f"FCDP_PLAN={state['path'] if state else ''} {text}")

@@ -5,6 +5,7 @@ import os
 import sys
 
 level = 1  # FCDP_LOG, once it is read (settings.py); 0: quiet
+_said_once: set[str] = set()
 
 
 def write(text: str) -> None:
@@ -22,3 +23,10 @@ def say(text: str, speaker: int = 0) -> None:
     rank = dist.get_rank() if has_rank else int(os.environ.get("RANK", "0"))
     if rank == speaker and level > 0:
         write(text)
+
+
+def once(text: str, speaker: int = 0) -> None:
+    """As say(), but what has been said is not said again: each model of a job may meet the same."""
+    if text not in _said_once:
+        _said_once.add(text)
+        say(text, speaker)
