@@ -1,5 +1,5 @@
 """What FCDP hands to gloo of a model on the simulated device: python gloo_job.py OUT. Each rank writes rankN.json: the
-kinds of memory that gloo read and wrote."""
+kinds of memory that gloo read and wrote, and why groups are not served."""
 
 import json
 import os
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+import fcdp
 import torch_sim  # noqa: F401
 import training_job
 from fcdp import c10d
@@ -39,7 +40,8 @@ def main(out):
     device = torch.device("sim", rank)
     assert kind_of(torch.ones(3, device=device).data_ptr()) == "device"
     training_job.fsdp2(device, init_device_mesh("sim", (dist.get_world_size(),)))
-    pathlib.Path(out, f"rank{rank}.json").write_text(json.dumps(sorted(kinds)))
+    found = {"kinds": sorted(kinds), "bypassed": [one["reason"] for one in fcdp.stats()["bypassed"]]}
+    pathlib.Path(out, f"rank{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -46,7 +46,20 @@ def test_training_is_plain_fsdps_bit_for_bit(name, run_job, plain):
 
 def test_gloo_is_given_host_memory_alone(run_job):
     """As on a GPU: copies stage what it carries. Where the host computes, it packs device memory itself."""
-    assert run_job("gloo_job.py", "OUT", n_ranks=4, env=FCDP) == [["host"]] * 4
+    assert run_job("gloo_job.py", "OUT", n_ranks=4, env=FCDP) == [{"kinds": ["host"], "bypassed": []}] * 4
+
+
+def test_over_gloo_groups_are_in_files_where_a_node_has_one_rank(run_job, tmp_path):
+    """With several, they would meet in the host memory that is too small: what serves is said."""
+    for local_size in ("2", "1"):
+        env = FCDP | {"FCDP_LOCAL_SIZE": local_size, "FCDP_HOST_BUDGET": "40K", "FCDP_SPILL_DIR": str(tmp_path)}
+        for rank in run_job("gloo_job.py", "OUT", n_ranks=4, env=env):
+            if local_size == "1":
+                assert rank["bypassed"] == [], rank
+                continue
+            why = "over gloo the ranks of a node meet in host memory, so FCDP_SPILL_DIR does not serve"
+            assert rank["bypassed"] and all(why in reason for reason in rank["bypassed"]), rank
+            assert "it does over NCCL, and with one rank on a node" in rank["bypassed"][0], rank
 
 
 @pytest.mark.parametrize("fcdp", "01")
