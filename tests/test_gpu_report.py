@@ -202,6 +202,31 @@ def test_a_job_that_keeps_pytorchs_allocator_fails_its_section(monkeypatch, tmp_
     assert "FCDP" not in launched["PyTorch's allocator"] and launched["fcdp_alloc"]["FCDP"] == "1"
 
 
+def test_a_budget_without_fcdp_says_so(monkeypatch, tmp_path):
+    """The wheel was not on the ranks' path, say: in the run with the budget."""
+    import budget
+    import ranks
+    import section
+
+    ended = dict.fromkeys(("step_median_s", "ahead_step_s", "ahead_host_share", "parameter_bytes", "trained_bytes"), 1)
+    ended |= {"losses": [1.0], "digest": "d", "steps": 1, "device_peak_bytes": 0, "profile": None, "reduced_by": ""}
+    stats = {"groups": [], "bypassed": [], "moves": {"h2d_bytes": 1}}
+
+    def launch(of, name, *_):
+        return [ended | dict.fromkeys(("before", "after"), None if "budget" in name else stats)]
+
+    monkeypatch.setattr(ranks, "launch", launch)
+    settings = {"bundle_dir": tmp_path, "out_dir": tmp_path, "simulated": True, "seconds": 30, "machine": {}}
+    of = section.Section("budget", settings)
+    budget.body(of)
+    said = [json.loads(line) for line in (tmp_path / "budget.jsonl").read_text().splitlines()]
+    failed = {entry["name"]: entry for entry in said if entry["kind"] == "check" and not entry["ok"]}
+    assert "FCDP was not on" in str(failed["a budget of 10M: FCDP serves the model"])
+    why = str(failed["the device budget's runs can be compared"])
+    assert "a budget of 10M: ended early, or without FCDP" in why and "none kept" not in why, why
+    assert any(entry["name"].startswith("none kept: brought to") for entry in said if entry["kind"] == "figure")
+
+
 # ---- all of it ----
 
 

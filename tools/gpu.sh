@@ -10,8 +10,9 @@ tools/gpu.sh --bundle [--no-setup] [--bundle-dir DIR]        where things are bu
 tools/gpu.sh [OPTIONS]                                       where the GPU is
 
 Makes one report of what only a GPU can show: the C tests on the real driver; what mapping, page-locked copies and
-fingerprints cost; NCCL, FCDP's and PyTorch's own with fcdp_alloc; FSDP2 plain and with FCDP=1 as 2 nodes x 2 ranks that share the device, compared bit for
-bit; LoRA with DPO; the allocator beside PyTorch's two.
+fingerprints cost; NCCL, FCDP's and PyTorch's own with fcdp_alloc; FSDP2 plain and with FCDP=1 as 2 nodes x 2 ranks
+that share the device, compared bit for bit; the same with parameters that exceed the device budget, of which a part
+stays on the device; LoRA with DPO; the allocator beside PyTorch's two.
 
 --bundle builds what the report needs into a folder: the wheel, and C programs for glibc 2.28. Carry it, with this
 checkout, to a machine with a GPU, its driver, Python 3.10 or later, and torch 2.8 or later with CUDA. No compiler,

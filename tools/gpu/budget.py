@@ -17,6 +17,13 @@ def body(section: Section) -> None:
         "none kept": ONE_LANE | {"FCDP_TAU": "0"},
     }
     results = compare(section, SMALL_GPT if section.simulated else GPT, runs)
+    results = {name: got for name, got in results.items() if all(one["before"] and one["after"] for one in got)}
+    if missing := runs.keys() - results.keys():
+        section.check(
+            "the device budget's runs can be compared",
+            False,
+            f"{', '.join(sorted(missing))}: ended early, or without FCDP; the checks above and their logs say why",
+        )
     moved = {name: sum(gained(got, "moves", "h2d_bytes")) / len(got) / got[0]["steps"] for name, got in results.items()}
     for name, got in results.items():
         section.figure(
