@@ -84,6 +84,22 @@ def test_the_doctor_removes_nothing_while_a_job_makes_a_file(tmp_path):
     assert clearing.communicate(timeout=60)[0].endswith(" removed\n") and not kept.exists()
 
 
+def test_the_doctor_says_what_it_cannot_remove(tmp_path):
+    """Root may write everywhere: directories stand where files are wanted."""
+    (tmp_path / f"{0:032x}.frozen").write_bytes(b"x" * 5000)
+    (tmp_path / f"{1:032x}.frozen").mkdir()
+    done = doctor("--cache", str(tmp_path), "--clear")
+    said = f"fcdp-doctor: {tmp_path}/{1:032x}.frozen: Is a directory. 5 KB were removed before it\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+    (tmp_path / ".lock").unlink()
+    (tmp_path / ".lock").mkdir()
+    (tmp_path / f"{0:032x}.frozen").write_bytes(b"x" * 5000)
+    done = doctor("--cache", str(tmp_path), "--clear")
+    said = f"fcdp-doctor: {tmp_path}/.lock: Is a directory. Nothing was removed: --clear needs to write there\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+    assert (tmp_path / f"{0:032x}.frozen").exists()
+
+
 def test_a_directory_that_cannot_be_used_is_said_once_a_node(tmp_path):
     plain = start(tmp_path / "plain", arguments=ARGUMENTS["fsdp2"])
     outcome = start(tmp_path / "run", on(FCDP_CACHE_DIR="/dev/null/cache"), arguments=ARGUMENTS["fsdp2"])

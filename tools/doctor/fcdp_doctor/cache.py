@@ -75,11 +75,17 @@ def _limit(directory: Path, taken: int) -> tuple[int, str]:
 def _locked(directory: Path) -> Iterator[None]:
     """As jobs lock it while they count and make files: else one that is made now might not be locked yet."""
     try:
-        with (directory / ".lock").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        lock = (directory / ".lock").open("ab")
     except OSError as error:
-        raise Failed(f"{error.filename or directory}: {error.strerror}") from error
+        raise Failed(
+            f"{error.filename}: {error.strerror}. Nothing was removed: --clear needs to write there"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise Failed(f"{lock.name} cannot be locked: {error.strerror}. Nothing was removed") from error
+        yield
 
 
 def _clear(directory: Path, files: list[Path]) -> str:
@@ -96,7 +102,7 @@ def _clear(directory: Path, files: list[Path]) -> str:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise Failed(f"{path}: {error.strerror}") from error
+            raise Failed(f"{path}: {error.strerror}. {_fcdp.size_text(taken)} were removed before it") from error
     return f"{directory}: {_fcdp.size_text(taken)} removed"
 
 
