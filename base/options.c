@@ -138,7 +138,9 @@ typedef struct option_parser {
     X(EXPERT, "FCDP_LOCAL_SIZE", "0..65536", "0", "ranks per node; 0: from the launcher (LOCAL_WORLD_SIZE)", \
       FIELD(INT, local_size, 0, 65536))                                                                      \
     X(EXPERT, "FCDP_PIN", "auto|require|never", "auto",                                                      \
-      "page-lock the host tier: auto: if possible; require: or stop the job; never",                         \
+      "page-lock the host tier: auto: if possible; require: or stop the job; never: not, so that "           \
+      "FCDP_SPILL_DIR serves no group; a page of each group and what fcdp.sleep() saves are locked all the " \
+      "same",                                                                                                \
       FIELD(CHOICE, pin, 0, 0))                                                                              \
     X(EXPERT, "FCDP_PIN_CPU", "auto|off", "auto",                                                            \
       "auto: a process whose model computes on a device runs on the CPUs of the device's NUMA node, if the " \
