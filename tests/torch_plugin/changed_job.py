@@ -125,6 +125,9 @@ def main():
     step(model, optimizer)
     found["errors"]["gone"] = raised(lambda: fcdp.changed(changes.version))
     found["errors"]["type"] = raised(lambda: fcdp.changed(7))
+    pair = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).to(DEVICE)
+    fully_shard([*pair])  # one group
+    found["errors"]["part"] = raised(lambda: fcdp.changed(pair[0]))
     found["again"] = fcdp.changed(model).nbytes
     found["stats"] = fcdp.stats()["gathers"]
     (folder / f"rank{rank}.json").write_text(json.dumps(found))

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
 import compat
 import fcdp
@@ -223,6 +223,23 @@ def refusals(mesh):
         "another size",
         model.load_state_dict,
         state | {"head.weight": torch.ones(34, 12)},
+    )
+    turned = state["head.weight"].redistribute(placements=[Replicate()])
+    raises(
+        NotImplementedError,
+        "head.weight is sharded otherwise in the state dict than the split layer's parts are",
+        "other placements",
+        model.load_state_dict,
+        state | {"head.weight": turned},
+    )
+    alone = nn.Linear(12, 35)
+    fcdp.split(alone, 4)
+    raises(
+        NotImplementedError,
+        "weight is a DTensor in the state dict, and the split layer is not sharded",
+        "not sharded",
+        alone.load_state_dict,
+        {"weight": state["head.weight"], "bias": torch.ones(35)},
     )
     del state["head.bias"]
     raises(RuntimeError, 'Missing key(s) in state_dict: "head.bias"', "a missing key", model.load_state_dict, state)

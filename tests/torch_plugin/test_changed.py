@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -97,6 +98,8 @@ def test_another_process_has_the_weights_of_each_step(tmp_path, scenario, env, n
         else:
             assert re.match("VersionError: net[.].*: the version is no longer there", rank["errors"]["gone"])
         assert rank["errors"]["type"] == "TypeError: fcdp.changed() takes a model, or a version of one, not int"
+        part = r"ValueError: a parameter group of \w*Linear's has modules outside of it; pass the root module instead"
+        assert re.fullmatch(part, rank["errors"]["part"])
         assert rank["again"] == rank["bytes"][0]
 
 
@@ -181,6 +184,28 @@ def test_a_model_without_fsdp_comes_whole():
 
     with torch.device("meta"):  # what a program sets by default is not for the buffers that are compared
         assert_comes_whole(fcdp)
+
+
+class Counted(torch.Tensor):
+    """Of a type that is not torch's own."""
+
+
+def test_a_model_that_cannot_be_compared_is_told():
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.tensor import Partial
+
+    import fcdp
+    from fcdp import whole
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    model[0].bias = torch.nn.Parameter(torch.ones(2).as_subclass(Counted))
+    with pytest.raises(NotImplementedError, match=r"fcdp.changed\(\) compares plain tensors, and 0.bias is a Counted"):
+        fcdp.changed(model)
+    with pytest.raises(NotImplementedError, match=r"its placements are \(Partial"):
+        whole.place_of(types.SimpleNamespace(placements=(Partial(),), device_mesh=None))
+    model[0].__class__ = FullyShardedDataParallel  # as it is when FSDP1 has wrapped it, for who looks at its type
+    with pytest.raises(NotImplementedError, match=r"of FSDP2 \(fully_shard\), and this one has modules of FSDP1"):
+        fcdp.changed(model)
 
 
 def assert_comes_whole(fcdp):

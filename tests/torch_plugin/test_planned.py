@@ -206,6 +206,7 @@ def test_what_is_no_plan_is_said(tmp_path, name):
     with pytest.raises(OptionError) as refused:
         planned.read(str(path))
     assert str(refused.value).startswith(f"FCDP_PLAN: {path}") and said in str(refused.value)
+    assert str(refused.value).endswith("; fcdp-plan search PROFILE -o FILE writes a plan")
 
 
 def test_what_is_no_plan_stops_before_the_first_step(tmp_path):

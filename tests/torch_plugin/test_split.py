@@ -71,8 +71,14 @@ def test_the_module_stays_itself_and_its_parts_begin_as_views():
     layer(torch.ones(2, 4))
     assert seen == [(2, 10)]
     assert (layer.weight.dtype, layer.weight.shape, layer.bias.shape) == (torch.float32, (10, 4), (10,))
-    with pytest.raises(TypeError, match="no whole weight"):
+    with pytest.raises(TypeError, match="no whole weight to compute with; call the layer, or do not split it"):
         nn.functional.linear(torch.ones(2, 4), layer.weight)
+    with pytest.raises(AttributeError, match="has no 'T': its rows are the parameters of the layer's parts"):
+        layer.weight.T  # noqa: B018
+    with pytest.raises(TypeError, match="of a split layer takes keyword arguments alone"):
+        layer.state_dict({})
+    with pytest.raises(TypeError, match=r"fcdp.split\(\) takes a torch.nn.Module, not Parameter"):
+        fcdp.split(nn.Linear(4, 10).weight, 2)
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
@@ -128,7 +134,7 @@ def split_before():
 @pytest.mark.parametrize(
     "make, parts, min_bytes, words",
     [
-        (lambda: nn.Linear(4, 8), 0, None, "parts is 0"),
+        (lambda: nn.Linear(4, 8), 0, None, "parts is 0; it must be a whole number of at least 1"),
         (lambda: nn.Linear(4, 8), -1, None, "parts is -1"),
         (lambda: nn.Linear(4, 8), 2.0, None, "parts is 2.0"),
         (lambda: nn.Linear(4, 8), True, None, "parts is True"),

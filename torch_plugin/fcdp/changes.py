@@ -68,7 +68,9 @@ def _clean(name: str) -> str:
 def _refuse_fsdp1(model: torch.nn.Module) -> None:
     module = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
     if module is not None and any(isinstance(part, module.FullyShardedDataParallel) for part in model.modules()):
-        raise NotImplementedError("fcdp.changed() serves models of FSDP2 (fully_shard), not of FSDP1")
+        raise NotImplementedError(
+            "fcdp.changed() serves models of FSDP2 (fully_shard), and this one has modules of FSDP1"
+        )
 
 
 def _is_first(parameters: Iterable[torch.Tensor]) -> bool:
@@ -96,7 +98,7 @@ def _local(
 
 def _refuse_subclass(name: str, local: torch.Tensor) -> None:
     if type(local) is not torch.Tensor:
-        raise NotImplementedError(f"fcdp.changed(): {name} is of the type {type(local).__name__}")
+        raise NotImplementedError(f"fcdp.changed() compares plain tensors, and {name} is a {type(local).__name__}")
 
 
 def _now(sharded: Any, local: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -343,7 +343,9 @@ def sharded_parameters(model: torch.nn.Module) -> Iterator[Sharded]:
 
     def name_of(module: torch.nn.Module, parameter: str) -> str:
         if id(module) not in names:
-            raise ValueError(f"a parameter group of {type(model).__name__}'s has modules outside of it; use the root")
+            raise ValueError(
+                f"a parameter group of {type(model).__name__}'s has modules outside of it; pass the root module instead"
+            )
         return f"{names[id(module)]}.{parameter}" if names[id(module)] else parameter
 
     seen = set()
