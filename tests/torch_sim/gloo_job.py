@@ -1,5 +1,6 @@
 """What FCDP hands to gloo of a model on the simulated device: python gloo_job.py OUT. Each rank writes rankN.json: the
-kinds of memory that gloo read and wrote, and why groups are not served."""
+kinds of memory that gloo read and wrote, why groups are not served, and what
+FCDP says."""
 
 import json
 import os
@@ -15,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import fcdp
 import torch_sim  # noqa: F401
 import training_job
-from fcdp import c10d
+from fcdp import c10d, words
 
 
 def kind_of(address):
@@ -28,19 +29,19 @@ def kind_of(address):
 
 
 def main(out):
-    rank, kinds, begin = int(os.environ["RANK"]), set(), c10d.Transport.begin
+    rank, kinds, said, begin = int(os.environ["RANK"]), set(), [], c10d.Transport.begin
 
     def watched(self, key, address, length):
         kinds.add(kind_of(address))
         return begin(self, key, address, length)
 
-    c10d.Transport.begin = watched
+    c10d.Transport.begin, words.write = watched, said.append
     torch.sim.set_device(rank)
     dist.init_process_group()
     device = torch.device("sim", rank)
     assert kind_of(torch.ones(3, device=device).data_ptr()) == "device"
     training_job.fsdp2(device, init_device_mesh("sim", (dist.get_world_size(),)))
-    found = {"kinds": sorted(kinds), "bypassed": [one["reason"] for one in fcdp.stats()["bypassed"]]}
+    found = {"kinds": sorted(kinds), "bypassed": [one["reason"] for one in fcdp.stats()["bypassed"]], "said": said}
     pathlib.Path(out, f"rank{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

@@ -46,7 +46,21 @@ def test_training_is_plain_fsdps_bit_for_bit(name, run_job, plain):
 
 def test_gloo_is_given_host_memory_alone(run_job):
     """As on a GPU: copies stage what it carries. Where the host computes, it packs device memory itself."""
-    assert run_job("gloo_job.py", "OUT", n_ranks=4, env=FCDP) == [{"kinds": ["host"], "bypassed": []}] * 4
+    for rank in run_job("gloo_job.py", "OUT", n_ranks=4, env=FCDP):
+        assert rank["kinds"] == ["host"] and rank["bypassed"] == [], rank
+        assert not any("over gloo" in line for line in rank["said"]), rank
+
+
+def test_where_nccl_cannot_serve_gloo_does_and_says_so(run_job):
+    env = FCDP | {"FCDP_TRANSPORT": "auto", "FCDP_NCCL_LIBRARY": "/nowhere/libnccl.so.2", "FCDP_RESTORE": "slice"}
+    first, *others = run_job("gloo_job.py", "OUT", n_ranks=4, env=env)
+    assert first["kinds"] == ["host"] and not any("gloo" in line for rank in others for line in rank["said"]), others
+    of_nccl, of_slices = (line for line in first["said"] if "gloo" in line)
+    assert of_nccl.startswith("its collectives go over gloo, through host memory, as NCCL cannot carry them (rank 0: ")
+    assert "/nowhere/libnccl.so.2" in of_nccl and of_nccl.endswith("); FCDP_TRANSPORT=torch silences this"), of_nccl
+    assert of_slices == (
+        "FCDP_RESTORE=slice is for NCCL: over gloo the ranks of a node meet in host memory, as with FCDP_RESTORE=whole"
+    )
 
 
 def test_over_gloo_groups_are_in_files_where_a_node_has_one_rank(run_job, tmp_path):
