@@ -158,7 +158,11 @@ def has_cuda():
 
 
 GOES_ON = {
-    "cuda_without_a_gpu": (on(FCDP_DRIVER="cuda"), {}, ["FCDP_DRIVER"]),
+    "cuda_without_a_gpu": (
+        on(FCDP_DRIVER="cuda"),
+        {},
+        ["FCDP_DRIVER=cuda, but the model is on the CPU", "use FCDP_DRIVER=auto, or sim"],
+    ),
     "local_size_that_does_not_divide": (on(FCDP_LOCAL_SIZE="3"), {}, ["ranks per node", "FCDP_LOCAL_SIZE"]),
     "nodes_of_different_size": (
         {"FCDP": "1"},
@@ -168,7 +172,12 @@ GOES_ON = {
             2: {"LOCAL_WORLD_SIZE": "3"},
             3: {"LOCAL_WORLD_SIZE": "1"},
         },
-        ["ranks per node"],
+        ["ranks per node differ: the group's ranks say [3, 3, 3, 1]; FCDP needs the same number on every node"],
+    ),
+    "a_rank_that_no_launcher_tells": (
+        {"FCDP": "1", "LOCAL_WORLD_SIZE": "2"},
+        {1: {"LOCAL_WORLD_SIZE": ""}},
+        ["rank 1 does not know how many ranks its node has; set FCDP_LOCAL_SIZE on every rank"],
     ),
     "one_node": (
         {"FCDP": "1"},

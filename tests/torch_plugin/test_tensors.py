@@ -134,6 +134,13 @@ _fcdp.allocator_calls_find = lambda: "no snapshot"
             "PyTorch's own allocator serves tensors",
         ),
         (
+            "cuDNN's benchmark",
+            {"FCDP": "1"},
+            "torch.backends.cudnn.benchmark = True",
+            "native",
+            "PyTorch's own allocator serves tensors: torch.backends.cudnn.benchmark needs it (FCDP_ALLOC=native silences",
+        ),
+        (
             "NCCL registers",
             {"FCDP": "1", "NCCL_GRAPH_REGISTER": "1"},
             "",

@@ -1,8 +1,11 @@
 """What FCDP says of a job that it serves not at all, in part, or that waits for a rank: once, from rank 0, and true."""
 
 import json
+import os
 import re
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -168,6 +171,37 @@ def test_a_first_gather_in_a_capture_is_plain_fsdp2s(tmp_path):
     said = [words(rank.err) for rank in job.ranks]
     assert said[0][0] == f"fcdp: served 0 of 5 groups: {why}; plain FSDP2 runs" and said[1] == [], job.report()
     assert [entry["reason"] for entry in stats_of(tmp_path)["bypassed"]] == [why] * 5
+
+
+def test_a_rank_without_a_network_interface_is_named(tmp_path):
+    job = start(tmp_path, "no interface")
+    assert [rank.returncode for rank in job.ranks] == [0, 0], job.report()
+    why = "gloo finds no network interface on rank 1; set GLOO_SOCKET_IFNAME to the one that joins the nodes"
+    said = [words(rank.err + rank.out) for rank in job.ranks]
+    assert said == [[f"fcdp: served 0 of 5 groups: {why}; plain FSDP2 runs"], []], job.report()
+
+
+def test_an_option_that_changes_nothing_is_said(tmp_path):
+    said = words(start(tmp_path, "killed", FCDP_REDUCE="flat", FCDP_REDUCE_DTYPE="bf16").ranks[0].err)
+    assert said[0] == "fcdp: FCDP_REDUCE_DTYPE has no effect without FCDP_REDUCE=hierarchical" and len(said) == 2, said
+
+
+WITHOUT_A_CORE = """
+import sys
+sys.modules["fcdp._fcdp"] = None  # as where the wheel is another platform's
+import torch.distributed.fsdp
+import torch.distributed.fsdp.fully_sharded_data_parallel
+print("went on")
+"""
+
+
+def test_a_wheel_whose_core_cannot_be_loaded_is_said_once():
+    env = {name: value for name, value in os.environ.items() if not name.startswith("FCDP")} | {"FCDP": "1"}
+    done = subprocess.run([sys.executable, "-c", WITHOUT_A_CORE], env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
+    said = words(done.stderr)
+    assert len(said) == 1 and said[0].startswith("fcdp: plain FSDP runs: FCDP's core cannot be loaded ("), done.stderr
+    assert said[0].endswith("); install the fcdp wheel again"), said
 
 
 needs_reconfigure = pytest.mark.skipif(

@@ -113,6 +113,15 @@ def captured(net):
     return shard(net)
 
 
+def no_interface(net):
+    """gloo has none on rank 1, as in a container whose host name has no address."""
+    from fcdp import c10d
+
+    if dist.get_rank() == 1:
+        c10d._has_interface = lambda: False
+    return shard(net)
+
+
 def sets_options(net):
     """The script sets them itself, after it has imported FSDP."""
     shard(net)
@@ -129,6 +138,7 @@ def sets_a_wrong_option(net):
 WRAP = {
     "ddp": ddp,
     "captured": captured,
+    "no interface": no_interface,
     "fsdp1": fsdp1,
     "fsdp1 NO_SHARD": lambda net: fsdp1(net, "NO_SHARD"),
     "partly": partly,

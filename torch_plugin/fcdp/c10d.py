@@ -218,7 +218,11 @@ class Shards:
                 f"gloo finds no network interface on rank {no_interface[0]}; set GLOO_SOCKET_IFNAME to the one that joins the nodes"
             )
         if not all(sizes):
-            raise Unsupported(problem or "a rank does not know how many ranks its node has; set FCDP_LOCAL_SIZE")
+            unknown = self.ranks[sizes.index(0)]
+            raise Unsupported(
+                problem
+                or f"rank {unknown} does not know how many ranks its node has; set FCDP_LOCAL_SIZE on every rank"
+            )
         if len(set(sizes)) > 1:
             raise Unsupported(
                 f"ranks per node differ: the group's ranks say {sizes}; FCDP needs the same number on every node"
