@@ -36,6 +36,44 @@ def test_a_number_that_makes_no_sense_is_refused(tmp_path, arguments, said):
     assert done.returncode == 2 and said in done.stderr, done.stderr
 
 
+def test_what_is_asked_for_and_is_not_there_is_named(job, tmp_path):
+    pytest.importorskip("matplotlib")
+    done = memtrace_run("plot", job, "-o", tmp_path / "x.svg", "--rank", 7)
+    assert (done.returncode, done.stderr) == (1, f"fcdp-memtrace: {job} has no rank 7; it has 0, 1\n")
+    assert not (tmp_path / "x.svg").exists()
+    done = memtrace_run("plot", job, "-o", tmp_path / "x.pdf")
+    assert done.returncode == 2 and "x.pdf: the picture's name must end with .svg or .png" in done.stderr, done.stderr
+    done = memtrace_run("top", "--interval", "0")
+    said = "fcdp-memtrace: --interval must be 0.05 to 3600 seconds, not 0\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-o", "-", "--", "true"], "a recording cannot go to stdout: name a file with -o (./- for one of that name)"),
+        (["-o", "x"], "give a command behind --, or --pid of a process that runs"),
+        (["-o", "x", "--pid", "7", "--", "true"], "give a command behind --, or --pid of a process that runs"),
+    ],
+    ids=["stdout", "neither", "both"],
+)
+def test_a_recording_of_nothing_is_refused(tmp_path, arguments, said):
+    done = memtrace_run("record", *arguments, cwd=tmp_path)
+    assert done.returncode == 2 and f"fcdp-memtrace record: error: {said}\n" in done.stderr, done.stderr
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("command, library", [("plot", "matplotlib"), ("serve", "prometheus_client")])
+def test_a_library_that_is_not_there_is_named_with_its_package(job, tmp_path, monkeypatch, capsys, command, library):
+    from fcdp_memtrace import cli
+
+    monkeypatch.setitem(sys.modules, library, None)
+    arguments = [str(job), "-o", str(tmp_path / "x.svg")] if command == "plot" else ["--pid", str(os.getpid())]
+    assert cli.main([command, *arguments]) == 1
+    said = f"{command} needs {library}: pip install {library.replace('_', '-')}"
+    assert capsys.readouterr().err == f"fcdp-memtrace: {said}\n"
+
+
 @pytest.mark.slow
 def test_the_narrowest_picture_is_drawn_without_a_warning(job, tmp_path):
     pytest.importorskip("matplotlib")
@@ -53,6 +91,18 @@ def test_an_export_to_stdout_is_the_file_s(job, tmp_path, beside):
     assert done.returncode == 0 and "stdout: " in done.stderr, done.stderr
     assert done.stdout == (tmp_path / "out.json").read_text() and json.loads(done.stdout)
     assert not (tmp_path / "-").exists()
+
+
+def test_a_full_disk_under_an_export_is_named(job, tmp_path):
+    """What goes to stdout is a file first."""
+    small = "import resource as r, runpy, sys; r.setrlimit(r.RLIMIT_FSIZE, (100, 100)); sys.argv = sys.argv[1:]; "
+    run = "runpy.run_module('fcdp_memtrace', run_name='__main__')"
+    places = {"-": f"a file in {tmp_path}; TMPDIR names another folder", f"{tmp_path}/x": f"{tmp_path}/x"}
+    for path, place in places.items():
+        command = [sys.executable, "-c", small + run, "fcdp-memtrace", "export", str(job), "-o", path]
+        done = subprocess.run(command, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True)
+        said = f"fcdp-memtrace: cannot write the JSON: File too large ({place})\n"
+        assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
 
 
 @pytest.mark.parametrize(

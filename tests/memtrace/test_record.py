@@ -384,6 +384,9 @@ def test_lost_events_are_counted(tmp_path):
     assert (progress["events"], progress["lost"]) == (74, 36)
     (found,) = processes(tmp_path / "x.trace")
     assert (found["events"], found["lost"]) == (74, 36)
+    said = "36 events were lost: overwritten before they were recorded (FCDP_TRACE_BUFFER); sums of events lack them"
+    assert f"x.trace: {said}" in memtrace_run("report", tmp_path / "x.trace").stderr
+    assert "x.trace: 36 events are missing and not checked\n" in memtrace_run("check", tmp_path / "x.trace").stderr
 
 
 def test_a_full_disk_ends_the_recording_and_not_the_command(tmp_path, command):

@@ -80,7 +80,11 @@ def write(file: TraceFile, path: str, beside: list[str]) -> int:
     base_ns = start - start % PERIOD_NS
     more = [event for profile in beside for event in profile_events(profile, base_ns)]
     with output(path, file.path, *beside) as stream:
-        n = _trace.chrome_write(file.handle, stream.fileno(), base_ns, json.dumps)
+        try:
+            n = _trace.chrome_write(file.handle, stream.fileno(), base_ns, json.dumps)
+        except _trace.Error as error:  # it reports what it cannot write, and nothing else
+            where = path if path != "-" else f"a file in {tempfile.gettempdir()}; TMPDIR names another folder"
+            raise _trace.Error(f"{error} ({where})") from None
         if more:
             stream.seek(0, os.SEEK_END)
             stream.seek(stream.tell() - len("\n]}\n"))
