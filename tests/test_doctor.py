@@ -379,6 +379,28 @@ def test_a_process_without_a_trace_is_named(pid):
     assert done.returncode == 1 and str(pid) in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
+def test_a_process_that_ends_under_the_doctor_is_named(monkeypatch):
+    from fcdp_doctor import Failed, live
+    from fcdp_memtrace import _trace
+
+    monkeypatch.setattr(_trace, "live_groups", lambda pid: [])
+    with pytest.raises(Failed, match="^process 7 has just ended$"):
+        live.look(7)
+
+
+def test_nothing_to_show_or_to_predict_is_said():
+    from fcdp_doctor import Failed, predict
+    from fcdp_doctor.groups import Document
+    from fcdp_doctor.script import _document
+
+    with pytest.raises(Failed, match=r"no rank reported: was it run with -I or -E\?"):
+        _document(["train.py"], 2, 1, [None, None], "")
+    nothing = Document(job="train.py", nodes=2, ranks_per_node=1, steps=1, measured="step 1", groups=[])
+    numbers = predict.cluster_of("a40", "rdma", 1, 2)
+    with pytest.raises(Failed, match="^--link predicts nothing: no group's size is known$"):
+        predict.predict(nothing, numbers, "", 0.0)
+
+
 def test_a_reason_is_kept_whole_however_long():
     reason = " ".join(f"word{i}" for i in range(100))
     text = (

@@ -1,5 +1,11 @@
 """What the user can get wrong must be told in one line, before anything runs."""
 
+import os
+import pathlib
+import subprocess
+import sys
+import types
+
 import pytest
 
 from fcdp_lab import cli, modes, network
@@ -18,7 +24,8 @@ from fcdp_lab import cli, modes, network
         (["--rate", "1kbit"], "below 100kbit"),
         (["--delay", "3"], "write e.g. 100us"),
         (["--modes", "fsdp,fcpd"], "did you mean 'fcdp'?"),
-        (["--modes", "fsdp,fsdp"], "listed twice"),
+        (["--modes", "zero3"], "unknown mode 'zero3': there are fsdp, fcdp; --mode defines others"),
+        (["--modes", "fsdp,fsdp"], "mode 'fsdp' is listed twice; --repeat N runs every mode N times"),
         (["--modes", ","], "no mode to run"),
         (["--mode", "hpz"], "mode 'hpz': write 'NAME: KEY=VALUE"),
         (["--mode", "fsdp"], "'fsdp' is built in: --modes fsdp runs it; to define another, write 'NAME: KEY=VALUE"),
@@ -29,6 +36,8 @@ from fcdp_lab import cli, modes, network
         (["--mode", "mine: FCDP=1 FCDP_TAU=9"], "mode mine: FCDP_TAU=9: expected a number from 0 to 1\n"),
         (["--env", "FCDP_TAUU=1"], "mode fcdp: FCDP_TAUU is not an option; did you mean FCDP_TAU?\n"),
         (["--repeat", "0"], "--repeat must be at least 1"),
+        (["--timeout", "0"], "--timeout must be above 0, --grace at least 0"),
+        (["train.py"], "put -- before the script: fcdp-lab [options] -- train.py "),
         (["--json", "/nowhere/at/all.json"], "cannot write into"),
         (["--python", "/no/such/python"], "no such interpreter"),
     ],
@@ -43,6 +52,44 @@ def test_bad_options_are_named_with_what_to_write(command_line, options, said):
 def test_a_missing_script_is_named(command_line):
     done = command_line.run("nowhere.py")
     assert (done.returncode, done.stderr) == (2, "fcdp-lab: no such script: nowhere.py\n")
+
+
+def test_what_the_machine_lacks_is_named_with_what_installs_it(command_line, monkeypatch, capsys):
+    script, find_spec = command_line.script("pass"), cli.importlib.util.find_spec
+    monkeypatch.setattr(network, "missing_tools", lambda: ["ip", "tc"])
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: name != "matplotlib" and find_spec(name) or None)
+    lacks = {
+        "cannot find ip and tc: install iproute2 (apt-get install iproute2)": ["--", script],
+        "--svg needs matplotlib: pip install matplotlib": ["--svg", "x.svg", "--", script],
+        "no script given: fcdp-lab [options] -- SCRIPT [ARGUMENTS]": ["--"],
+    }
+    for said, arguments in lacks.items():
+        with pytest.raises(SystemExit) as ended:
+            cli.parse(arguments)
+        assert (ended.value.code, capsys.readouterr().err) == (2, f"fcdp-lab: {said}\n")
+
+
+def test_a_probe_that_fails_leaves_the_script_to_run(command_line, capsys):
+    """A lab without figures is better than a script that does not start."""
+    from fcdp_lab import probe
+
+    def fails(module):
+        raise AttributeError("no FSDPParam")
+
+    loader = probe._Loader(types.SimpleNamespace(exec_module=lambda module: None), fails)
+    module = types.ModuleType("torch.of_another_day")
+    module.__spec__ = types.SimpleNamespace(loader=loader)
+    loader.exec_module(module)
+    said = "fcdp-lab: the probe could not hook torch.of_another_day: AttributeError('no FSDPParam')\n"
+    assert capsys.readouterr().err == said
+    inject, folder = pathlib.Path(probe.__file__).with_name("inject"), pathlib.Path(command_line.folder)
+    (folder / "fcdp_doctor").mkdir()
+    (folder / "fcdp_doctor" / "__init__.py").write_text("raise ImportError('another version')")
+    paths = os.pathsep.join(map(str, (inject, folder)))
+    env = {**os.environ, "PYTHONPATH": paths, "RANK": "0", "DOCTOR_FOLDER": str(folder), "LAB_PROBE_DIR": ""}
+    done = subprocess.run([sys.executable, "-c", "print('ran')"], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    assert done.stderr == "fcdp-lab: the probe could not be loaded: ImportError('another version')\n"
 
 
 def test_modes_are_an_environment_and_arguments():

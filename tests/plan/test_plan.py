@@ -5,6 +5,7 @@ import io
 import json
 import pathlib
 import re
+import sys
 import xml.etree.ElementTree
 
 import pytest
@@ -122,7 +123,9 @@ LLAMA = {
         ("--layers 2 --hidden 10 --heads 3", "--hidden 10 is no multiple of --heads 3"),
         ("--config no.json", "no.json: No such file"),
         ("--config bad.json", "bad.json does not say layers, heads"),
-        ("--config experts.json", "has experts"),
+        ("--config experts.json", "llama has experts, which fcdp-plan does not describe"),
+        ("--config list.json", "list.json is no config.json of Hugging Face"),
+        ("--cluster many.json", "the cluster's description: teraflops: 'many' is no number"),
         ("--cluster b40", "no cluster 'b40': a40, h100, or a JSON file"),
         ("--cluster wrong.json", "wrong.json: gpus: a cluster has disk, gpu_memory"),
         ("--link fast", "no link 'fast': write rdma, ipoib, 25gbit"),
@@ -137,6 +140,8 @@ def test_a_wrong_description_is_named(tmp_path, monkeypatch, options, said):
     (tmp_path / "bad.json").write_text(json.dumps({"hidden_size": 3, "vocab_size": 4}))
     (tmp_path / "experts.json").write_text(json.dumps(LLAMA | {"num_local_experts": 8}))
     (tmp_path / "wrong.json").write_text('{"gpus": 3}')
+    (tmp_path / "many.json").write_text('{"teraflops": "many"}')
+    (tmp_path / "list.json").write_text("[]")
     shape = "" if options.startswith(("--layers", "--config")) else MODELS["10B"]
     assert said in plan("batch", shape, options, status=1)
 
@@ -335,5 +340,12 @@ def test_a_region_that_decides_the_peak_is_to_be_split(gpt, tmp_path):
 
 
 def test_what_does_not_fit_is_said(gpt):
-    assert "more than a GPU has" in plan("search", gpt, "--gpu-memory 16GB", status=1)
-    assert "two nodes or more" in plan("search", gpt, "--nodes 1", status=1)
+    said = plan("search", gpt, "--gpu-memory 16GB", status=1)
+    assert "more than a GPU has, with nothing kept: fcdp-plan batch says what fits" in said, said
+    assert "FCDP serves jobs on two nodes or more: --nodes 2" in plan("search", gpt, "--nodes 1", status=1)
+
+
+def test_a_picture_without_matplotlib_is_refused(gpt, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fcdp_plan.draw", None)
+    said = plan("compare", gpt, "--svg", tmp_path / "x.svg", status=1)
+    assert "--svg and --html need matplotlib: pip install matplotlib" in said and not (tmp_path / "x.svg").exists()

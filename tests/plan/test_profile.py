@@ -116,6 +116,34 @@ def test_a_script_that_cannot_be_measured_is_said(tmp_path, script, said):
     assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
+def test_a_job_that_gives_no_profile_is_said():
+    """It stepped too seldom, or its ranks are not alike."""
+    from fcdp_plan.failure import Error
+
+    report = {"groups": [{"name": "a"}], "marks": [], "away": [], "steps": 2}
+    with pytest.raises(Error, match="made 2 optimizer steps: 4 or more are needed, of which 3 do not count"):
+        measure.profile_of([report], None, 1, 1)
+    steps = [("optimizer", -1, float(i), i + 0.5, 0.0) for i in range(6)]
+    ranks = [report | {"marks": steps, "groups": [{"name": name}]} for name in "ab"]
+    with pytest.raises(Error, match="the ranks have different groups, as in a pipeline: .* whose ranks are alike"):
+        measure.profile_of(ranks, None, 1, 1)
+
+
+def test_a_rank_that_does_not_report_is_named(tmp_path):
+    from fcdp_plan.failure import Error
+
+    (tmp_path / "job" / "probe").mkdir(parents=True)
+    (tmp_path / "rank0.json").write_text("{}")
+    with pytest.raises(Error, match="rank 1 did not report: was the script run with -I or -E"):
+        measure._reports(str(tmp_path), 2)
+
+
+def test_a_machine_without_iproute2_is_told(monkeypatch):
+    monkeypatch.setattr(measure.network, "missing_tools", lambda: ["ip", "tc"])
+    said = plan("profile -- -c pass", status=1)
+    assert "cannot find ip and tc: install iproute2 (apt-get install iproute2)" in said, said
+
+
 def test_what_is_no_script_and_no_trace_is_said(tmp_path):
     assert "give a script behind --, or --trace FILE" in plan("profile", status=1)
     assert "give a script behind --, or --trace FILE" in plan("profile --trace x.trace -- train.py", status=1)

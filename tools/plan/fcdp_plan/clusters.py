@@ -128,6 +128,13 @@ def read(name: str, job: dict | None = None) -> dict:
     return BUILT_IN["a40"] | given
 
 
+def _number(description: dict, key: str) -> float:
+    try:
+        return float(description[key])
+    except (ValueError, TypeError):
+        raise ValueError(f"{key}: {description[key]!r} is no number") from None
+
+
 def numbers(description: dict, nodes: int) -> dict[str, float]:
     """What _plan takes."""
     fields: dict[str, float] = {"n_nodes": nodes}
@@ -135,10 +142,10 @@ def numbers(description: dict, nodes: int) -> dict[str, float]:
         fields |= {field: float(size(str(description[key]))) for key, field in SIZES.items()}
         fields |= {field: _rate(key, description[key]) for key, field in RATES.items()}
         fields |= {field: parse_delay(str(description[key])) for key, field in LATENCIES.items()}
-        fields["gpus_per_node"] = int(description["gpus_per_node"])
+        fields["gpus_per_node"] = int(_number(description, "gpus_per_node"))
         fields["trees"] = bool(description["trees"])
-        fields["flops"] = float(description["teraflops"]) * 1e12
-        fields["speed"] = float(description.get("speed", 1))
+        fields["flops"] = _number(description, "teraflops") * 1e12
+        fields["speed"] = _number({"speed": 1} | description, "speed")
         fields["inter_rate"] = link_rate(description, str(description["link"]))
     except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
         raise Error(f"the cluster's description: {error}") from None
