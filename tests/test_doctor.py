@@ -1,6 +1,7 @@
 """fcdp-doctor of a script and of a process: what it says is what the job did."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -390,7 +391,7 @@ def test_a_process_that_ends_under_the_doctor_is_named(monkeypatch):
 
 def test_nothing_to_show_or_to_predict_is_said():
     from fcdp_doctor import Failed, predict
-    from fcdp_doctor.groups import Document
+    from fcdp_doctor.groups import Document, Group, summary
     from fcdp_doctor.script import _document
 
     with pytest.raises(Failed, match=r"no rank reported: was it run with -I or -E\?"):
@@ -399,6 +400,30 @@ def test_nothing_to_show_or_to_predict_is_said():
     numbers = predict.cluster_of("a40", "rdma", 1, 2)
     with pytest.raises(Failed, match="^--link predicts nothing: no group's size is known$"):
         predict.predict(nothing, numbers, "", 0.0)
+    assert [*summary(nothing)] == ["FCDP has seen no FSDP group: none was gathered."]
+    too_large = Group(name="layer", reason=None, bytes=1 << 42, trainable_bytes=1 << 42)
+    predicted = predict.predict(dataclasses.replace(nothing, groups=[too_large]), numbers, "", 0.0)
+    assert predict.lines(predicted)[-1] == "No mode fits: more nodes, or larger GPUs."
+
+
+@pytest.mark.parametrize(
+    "version, said",
+    [
+        (None, "not installed: pip install 'torch>=2.6'"),
+        ("2.5.1+cu124", "2.5.1+cu124: too old, FCDP needs 2.6 or later"),
+        ("2.6.0", "2.6.0"),
+    ],
+)
+def test_a_torch_that_does_not_serve_is_named(monkeypatch, version, said):
+    from fcdp_doctor import machine
+
+    def installed(name):
+        if version is None:
+            raise machine.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(machine.metadata, "version", installed)
+    assert machine._torch() == (said, version == "2.6.0")
 
 
 def test_a_reason_is_kept_whole_however_long():

@@ -1,5 +1,6 @@
 """What the user can get wrong must be told in one line, before anything runs."""
 
+import errno
 import os
 import pathlib
 import subprocess
@@ -8,7 +9,7 @@ import types
 
 import pytest
 
-from fcdp_lab import cli, modes, network
+from fcdp_lab import cli, modes, namespaces, network
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,42 @@ def test_what_the_machine_lacks_is_named_with_what_installs_it(command_line, mon
         with pytest.raises(SystemExit) as ended:
             cli.parse(arguments)
         assert (ended.value.code, capsys.readouterr().err) == (2, f"fcdp-lab: {said}\n")
+
+
+@pytest.mark.parametrize(
+    ("files", "uid", "said"),
+    [
+        (
+            {"kernel/apparmor_restrict_unprivileged_userns": "1"},
+            7,
+            "AppArmor restricts user namespaces: sysctl -w kernel.app",
+        ),
+        (
+            {"kernel/unprivileged_userns_clone": "0"},
+            7,
+            "are switched off: sysctl -w kernel.unprivileged_userns_clone=1",
+        ),
+        ({"user/max_user_namespaces": "0"}, 7, "are switched off: sysctl -w user.max_user_namespaces=15000"),
+        ({}, 0, "this root lacks CAP_SYS_ADMIN: in Docker or Podman, start the container with --privileged"),
+        ({}, 7, "the kernel says: Operation not permitted"),
+    ],
+)
+def test_why_there_are_no_namespaces_is_said_with_what_allows_them(monkeypatch, files, uid, said):
+    def refuses(flags):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(namespaces, "_read", lambda path: files.get(path.removeprefix("/proc/sys/")))
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: uid)
+    monkeypatch.setattr(namespaces, "unshare", refuses)
+    with pytest.raises(namespaces.NamespaceError, match="neither directly nor in a user namespace") as refused:
+        namespaces.enter(0)
+    assert said in str(refused.value) and "Run fcdp-lab as root" in str(refused.value), refused.value
+
+
+def test_a_queue_that_the_kernel_lacks_is_told():
+    said = network._hint("Error: Specified qdisc kind is unknown.")
+    assert "This kernel lacks that queue" in said and "load sch_tbf/sch_netem, or leave the option out" in said
+    assert network._hint("RTNETLINK answers: File exists") == ""
 
 
 def test_a_probe_that_fails_leaves_the_script_to_run(command_line, capsys):
