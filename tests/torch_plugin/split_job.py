@@ -241,6 +241,11 @@ def refusals(mesh):
         alone.load_state_dict,
         {"weight": state["head.weight"], "bias": torch.ones(35)},
     )
+    sharded = made(1, mesh, split=False).head
+    raises(ValueError, "fully_shard has sharded it already; split it before", "FSDP's layer", fcdp.split, sharded, 2)
+    alone = nn.Linear(12, 35)
+    alone.weight = nn.Parameter(turned)
+    raises(ValueError, "it has been sharded already; split it before", "a DTensor", fcdp.split, alone, 2)
     del state["head.bias"]
     raises(RuntimeError, 'Missing key(s) in state_dict: "head.bias"', "a missing key", model.load_state_dict, state)
     if RANK:  # where another rank has the state dict, that one's broadcast brings the split layers' names nowhere

@@ -68,6 +68,11 @@ def test_what_cannot_be_mapped_is_told_once(said):
     assert said == ["FCDP_HOST_MAP: 'a', 'b' are not mapped, and served as without it (rank 0: no such memory)"]
 
 
+def test_a_group_that_fcdp_leaves_to_fsdp_is_not_mapped(said):
+    mapped.map_groups(Shards(), [("tokens", None), ("head", Handle())], "tokens")
+    assert said == ["FCDP_HOST_MAP: 'tokens' is not mapped, and served as without it (rank 0: FCDP does not serve it)"]
+
+
 def test_a_name_that_no_model_has_is_told_after_a_step(said):
     """A group may be another model's, or another shard group's."""
     mapped.map_groups(Shards(), [("", Handle()), ("block", Handle())], "tokens,embed")

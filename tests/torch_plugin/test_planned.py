@@ -182,6 +182,20 @@ def test_tiers_that_differ_between_ranks_are_none(tmp_path):
     assert planned.state is None
 
 
+def test_a_torch_that_does_not_tell_a_groups_parameters_follows_none(tmp_path, monkeypatch):
+    from fcdp import planned
+
+    said = []
+    monkeypatch.setattr(planned.words, "write", said.append)
+    path = written(tmp_path / "plan.json", ["host"] * 5)
+    planned.read(path)
+    assert planned.tiers(2, lambda: None, 1) == ["policy"] * 2
+    why = "this torch does not tell how many parameters the model's groups have"
+    assert said == [f"FCDP_PLAN={path} is not followed: {why}; so policy decides where its groups live"]
+    assert planned.state["difference"] == why
+    planned.read("")
+
+
 REGION = {"name": "", "trainable": 1, "frozen": 0, "tier": "host"}
 WRONG = {
     "it is not there": (None, "No such file or directory"),

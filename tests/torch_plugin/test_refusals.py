@@ -112,6 +112,61 @@ def test_a_rank_that_does_not_say_what_it_kept_is_an_error():
     assert said in str(failed.value) and str(failed.value).endswith("synchronisation: Timed out")
 
 
+def test_why_fsdp_reduces_is_said_once(monkeypatch):
+    from fcdp import fsdp2_reduce, reduce
+    from fcdp.c10d import Unsupported
+
+    class Own:
+        """A program's reduce-scatter."""
+
+    said = []
+    monkeypatch.setattr(reduce.words, "write", said.append)
+    monkeypatch.setattr(reduce, "_reasons", [])
+    monkeypatch.setattr(reduce, "is_on", lambda: True)
+    monkeypatch.setattr(reduce.shard_groups, "known", lambda group: None)
+    for _ in range(2):
+        assert not reduce.Reducer.serves(has(within=has(size=1)), torch.distributed.ReduceOp.MAX)
+        assert reduce.reducer_of(None) is None
+        assert fsdp2_reduce._reducer(None, None, None) is None
+        assert fsdp2_reduce._reducer(None, None, Own()) is None
+    reasons = [
+        "it does not reduce by RedOpType.MAX",
+        "FCDP gathers no parameters of this process group",
+        "FSDP2's reduce-scatter can be replaced from torch 2.9 on",
+        "it has a reduce-scatter of another kind (Own)",
+    ]
+    assert said == [f"FCDP_REDUCE=hierarchical: {reason}; FSDP's own reduce-scatter runs" for reason in reasons]
+    with pytest.raises(Unsupported, match="no backend of the kind 'mpi' can be made beside the job's own"):
+        reduce._backend(has(name=lambda: "mpi"), None, 0, 2, None)
+
+
+def test_ranks_at_different_agreements_do_not_agree():
+    from fcdp.c10d import Shards
+
+    shards = Shards.__new__(Shards)
+    shards.local, shards.node_size = 0, 1
+    shards.control = has(max_=lambda ballot: None)
+    assert shards._max(b"\1\0", 5)[0] == b"\1\0"
+    shards.control = has(max_=lambda ballot: ballot[-1].fill_(255))
+    with pytest.raises(RuntimeError, match=r"the ranks are not at the same agreement \(2 votes on this rank\)"):
+        shards._max(b"\1\0", 5)
+
+
+def test_pytorchs_allocator_that_is_out_of_memory_is_helped_and_told(monkeypatch, caplog):
+    from fcdp import tensors
+
+    monkeypatch.setattr(tensors._fcdp, "neighbour_yield", lambda bytes_: 0)
+    tensors._on_out_of_memory(0, 1 << 20, 0, 0)
+    assert not caplog.messages
+    monkeypatch.setattr(tensors._fcdp, "neighbour_yield", lambda bytes_: 2 * bytes_)
+    tensors._on_out_of_memory(0, 1 << 20, 0, 0)
+    (said,) = caplog.messages
+    assert said.startswith(
+        "PyTorch's allocator ran out of memory; 2.1 MB that gathered parameters do not need now were"
+    )
+    assert said.endswith("given back, so another attempt may succeed")
+
+
 def test_a_name_that_fcdp_does_not_have():
     import fcdp
 

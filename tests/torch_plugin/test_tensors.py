@@ -109,6 +109,24 @@ print("graph registration", libc.getenv(b"NCCL_GRAPH_REGISTER"))  # as NCCL asks
 """
 
 
+def takes_over(tmp_path, env, before):
+    (tmp_path / "driver").mkdir()
+    (tmp_path / "driver" / "libcuda.so.1").symlink_to(sim_library())
+    env = launch.environment(launch.new_tag(), tmp_path, {"LD_LIBRARY_PATH": str(tmp_path / "driver"), **env})
+    command = [sys.executable, "-c", TAKES_OVER.format(before=before)]
+    return subprocess.run(command, env=env, cwd=tmp_path, text=True, capture_output=True, timeout=300), env
+
+
+@needs_fcdp
+@pytest.mark.skipif(not hasattr(torch._C, "_cuda_customAllocator"), reason="this torch is built without CUDA")
+def test_a_torch_with_another_pluggable_allocator_keeps_its_own(tmp_path):
+    job, _ = takes_over(tmp_path, {"FCDP": "1"}, "torch._C._cuda_customAllocator = lambda malloc, free: object()")
+    assert job.returncode == 0 and "backend native" in job.stdout, job.stderr
+    why = f"fcdp_alloc: the pluggable allocator of torch {torch.__version__} has no set_"
+    assert f"fcdp: PyTorch's own allocator serves tensors: {why}" in job.stderr, job.stderr
+    assert "; use torch 2.6 to 2.15 (FCDP_ALLOC=native silences this)" in job.stderr, job.stderr
+
+
 # As of a torch that FCDP does not know; before 2.15 nothing asks.
 UNKNOWN_ALLOCATOR = """
 torch.distributed.ProcessGroupNCCL2 = object
@@ -173,17 +191,7 @@ _fcdp.allocator_calls_find = lambda: "no snapshot"
     ],
 )
 def test_fcdp_takes_tensors_over_where_a_driver_is(tmp_path, case, env, before, backend, says):
-    (tmp_path / "driver").mkdir()
-    (tmp_path / "driver" / "libcuda.so.1").symlink_to(sim_library())
-    env = launch.environment(launch.new_tag(), tmp_path, {"LD_LIBRARY_PATH": str(tmp_path / "driver"), **env})
-    job = subprocess.run(
-        [sys.executable, "-c", TAKES_OVER.format(before=before)],
-        env=env,
-        cwd=tmp_path,
-        text=True,
-        capture_output=True,
-        timeout=300,
-    )
+    job, env = takes_over(tmp_path, env, before)
     if case == "without a driver" and os.path.exists("/dev/nvidiactl"):
         pytest.skip("there is one")
     assert job.returncode == 0, job.stderr

@@ -47,9 +47,10 @@ def tiers(n_groups: int, counted: Callable[[], list[tuple[str, int, int]] | None
     if _plan is None or state is None:
         return [POLICY] * n_groups
     regions, groups = _plan["regions"], counted()
+    if groups is None:
+        difference = "this torch does not tell how many parameters the model's groups have"
+        return _unplanned(n_groups, f"is not followed: {difference}", difference)
     try:
-        if groups is None:
-            raise ValueError("this torch does not tell how many parameters the model's groups have")
         region_of = _fcdp.match_plan([(r["name"], r["trainable"], r["frozen"]) for r in regions], groups)
     except (_fcdp.Error, ValueError) as error:  # match_plan's ValueError: a name with a zero byte
         return _unplanned(n_groups, f"is of another model: {error.args[0]}", str(error.args[0]))
