@@ -1,5 +1,5 @@
 """One rank of test_reduce.py: what it says to do, its results in a file for each rank. argv: the folder, then `train`,
-`sums`, `no_sync`, `different`, `factors` or `unlike`."""
+`sums`, `no_sync`, `different`, `factors`, `unlike` or `another`."""
 
 import contextlib
 import hashlib
@@ -289,6 +289,35 @@ def unlike_modules():
     return ""
 
 
+def said_by(function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def another_reduction():
+    """What FSDP1 and FSDP2 raise where they are to reduce, in another way, what was kept for FCDP's reduction."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
+    class Own(collectives.DefaultReduceScatter):
+        pass
+
+    job = NoSync(True)
+    job.backward([0, 1], False)
+    job.model.register_comm_hook(None, lambda *_: None)
+    fsdp1 = said_by(job.backward, [0, 1], True)
+    model = Products(13)
+    fully_shard(model)
+    used = {"used": [0, 1], "idle": [2]}
+    model.set_requires_gradient_sync(False)
+    model(torch.ones(13), **used).backward()
+    model.set_requires_gradient_sync(True)
+    model.set_custom_reduce_scatter(Own())
+    return {"fsdp1": fsdp1, "fsdp2": said_by(model(torch.ones(13), **used).backward)}
+
+
 def accumulated(model, micro_batches, change=lambda model: None, divisor=None, dtype=torch.float32):
     """Which parts have other gradients than the ranks' sum, divided. `micro_batches`: for each, the parts that each rank
     uses, of 0 and 1; the last one is synchronised, and behind `change`. Gradients are small integers, so a sum has the
@@ -376,6 +405,8 @@ def main():
         result = {"no_sync": [kept_by_fsdp1(use_orig_params) for use_orig_params in (False, True)]}
     elif what == "unlike":
         result = {"said": unlike_modules()}
+    elif what == "another":
+        result = {"said": another_reduction()}
     else:
         result = {name: train(lambda of=of: of_fsdp2(*of)) for name, of in FSDP2.items()}
         result["fsdp1"] = train(of_fsdp1)

@@ -131,6 +131,16 @@ def test_what_fsdp1_keeps_in_no_sync(tmp_path):
         assert made["flat"] == 0 and made["kept"] > 0 and not made["reasons"], made
 
 
+def test_gradients_that_are_kept_for_another_reduction_are_an_error(tmp_path):
+    for rank in job(tmp_path, "another", {**ON, "FCDP_LOCAL_SIZE": "2"}).ranks:
+        fsdp1, fsdp2 = rank["said"]["fsdp1"], rank["said"]["fsdp2"]
+        assert "the gradient of parts.1 was used before it was reduced" in fsdp1, fsdp1
+        assert fsdp1.endswith("or set FCDP_REDUCE=flat (it is to be reduced by FSDP1 now)"), fsdp1
+        assert fsdp2.startswith("fcdp: of parts.0.weight, parts.1.weight"), fsdp2
+        assert "has kept gradients of earlier micro-batches, and FSDP2's own reduce-scatter is to run now" in fsdp2
+        assert fsdp2.endswith("or set FCDP_REDUCE=flat"), fsdp2
+
+
 def test_ranks_that_keep_sums_of_different_modules_are_told(tmp_path):
     """Which plain FSDP1 lets them in no_sync(), where it reduces nothing."""
     for rank in job(tmp_path, "unlike", {**ON, "FCDP_LOCAL_SIZE": "2"}).ranks:
