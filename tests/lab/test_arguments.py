@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from fcdp_lab import cli, modes, namespaces, network
+from fcdp_lab import cli, failure, lab, modes, namespaces, network
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,21 @@ def test_why_there_are_no_namespaces_is_said_with_what_allows_them(monkeypatch, 
     assert said in str(refused.value) and "Run fcdp-lab as root" in str(refused.value), refused.value
 
 
+def test_a_job_that_says_little_is_told_of_all_the_same(tmp_path):
+    assert failure.explain(tmp_path, 2, 1) == "the job failed and left no message"
+    (tmp_path / "logs" / "node1").mkdir(parents=True)
+    (tmp_path / "logs" / "node1" / "launcher.log").write_text("no module named torch\n")
+    assert failure.explain(tmp_path, 2, 1) == "the launcher of node 1 failed:\nno module named torch"
+    assert lab._steps_of_all(tmp_path) == "no rank came up"
+
+
 def test_a_queue_that_the_kernel_lacks_is_told():
     said = network._hint("Error: Specified qdisc kind is unknown.")
     assert "This kernel lacks that queue" in said and "load sch_tbf/sch_netem, or leave the option out" in said
     assert network._hint("RTNETLINK answers: File exists") == ""
 
 
-def test_a_probe_that_fails_leaves_the_script_to_run(command_line, capsys):
+def test_a_probe_that_fails_leaves_the_script_to_run(command_line, monkeypatch, capsys):
     """A lab without figures is better than a script that does not start."""
     from fcdp_lab import probe
 
@@ -118,6 +126,10 @@ def test_a_probe_that_fails_leaves_the_script_to_run(command_line, capsys):
     module.__spec__ = types.SimpleNamespace(loader=loader)
     loader.exec_module(module)
     said = "fcdp-lab: the probe could not hook torch.of_another_day: AttributeError('no FSDPParam')\n"
+    assert capsys.readouterr().err == said
+    monkeypatch.setitem(sys.modules, "of_another_day._fsdp_param", types.ModuleType("_fsdp_param"))
+    probe._Gathered().watch(types.ModuleType("of_another_day._fsdp_param_group"))
+    said = "fcdp-lab: this torch's FSDP2 is unknown; device bytes are not measured\n"
     assert capsys.readouterr().err == said
     inject, folder = pathlib.Path(probe.__file__).with_name("inject"), pathlib.Path(command_line.folder)
     (folder / "fcdp_doctor").mkdir()
