@@ -68,8 +68,8 @@ __attribute__((destructor)) static void log_show_unread(void) {
 /* A thread that a check or MUST() ends has said why. */
 static inline void log_show_and_abort(int signal_number) {
     char part[4096];
-    off_t at = 0;
-    for (ssize_t n; (n = pread(log_text.file, part, sizeof part, at)) > 0; at += n)
+    lseek(log_text.file, 0, SEEK_SET); /* writers append */
+    for (ssize_t n; (n = read(log_text.file, part, sizeof part)) > 0;)
         if (write(log_text.before, part, (size_t)n) != n) break;
     signal(signal_number, SIG_DFL);
     raise(signal_number);

@@ -161,6 +161,7 @@ static int64_t fault_or_held(const fcdp_disk_block *block, int64_t result) {
 /* The library's, too. A file system without direct I/O says so of O_DIRECT. */
 static bool has_no_direct_io;
 
+/* NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name): the library's names are reserved */
 int open(const char *path, int flags, ...) {
     va_list more;
     va_start(more, flags);
