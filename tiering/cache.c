@@ -165,8 +165,8 @@ fcdp_status fcdp__cache_read(fcdp_cache *cache, const fcdp_cache_key *key, void 
     fcdp_status status;
     if (error) {
         status = fcdp__fail(FCDP_ERR_SYSTEM,
-                            "FCDP_CACHE_DIR: %s/%s cannot be read: %s; its parameters are gathered", cache->dir,
-                            name, strerror(error));
+                            "FCDP_CACHE_DIR: %s/%s cannot be read: %s; its parameters are gathered",
+                            cache->dir, name, strerror(error));
     } else {
         status = fcdp__fail(FCDP_ERR_SYSTEM,
                             "FCDP_CACHE_DIR: %s/%s is damaged, and removed; its parameters are gathered",
