@@ -287,17 +287,18 @@ static fcdp_status answers_exchange(const loading *l, batch b) {
 
 static void on_disk_set(fcdp_group *group) {
     atomic_store_explicit(&group->frozen.on_disk, true, memory_order_relaxed);
-    fcdp__group_trace_on_disk(group);
+    fcdp__group_trace_lives(group);
 }
 
 /* To every copy of the node's host memory: what is compared of one holds for all. */
-static bool slice_read(const fcdp_group *group, fcdp_piece slice) {
+static bool slice_read(fcdp_group *group, fcdp_piece slice) {
     fcdp_cache *cache = group->comm->engine->frozen->cache;
     char *to = (char *)fcdp__host_data(group->block) + slice.offset_bytes;
     uint64_t start_ns = fcdp__trace_start();
     fcdp_status status = fcdp__cache_read(cache, &group->frozen.key, to, slice.bytes);
     if (status == FCDP_PENDING) return false;
     fcdp__group_trace_cache(group, FCDP_EVENT_CACHE_READ, start_ns, slice.bytes, status);
+    group->frozen.is_unread = status != FCDP_OK;
     if (status) return false;
     for (uint32_t i = 0; i < fcdp__host_block_copies(group->block); i++) {
         char *copy = (char *)fcdp__host_copy(group->block, i) + slice.offset_bytes;
@@ -329,7 +330,8 @@ static void slice_drop(fcdp_group *group) {
                   "frozen parameters are gathered",
                   fcdp__name_text(group->name), fcdp__cache_dir(cache));
     fcdp__cache_drop(group->comm->engine->frozen->cache, &group->frozen.key);
-    fcdp__count(&group->comm->engine->counts, FCDP_COUNT_CACHE_FAILURES, 1);
+    fcdp__group_trace_cache(group, FCDP_EVENT_CACHE_READ, fcdp__trace_start(), slice_of(group).bytes,
+                            FCDP_ERR_SYSTEM);
 }
 
 static void span_accept(fcdp_group *group) {
@@ -431,8 +433,8 @@ static fcdp_status slice_write(fcdp_frozen *frozen, fcdp_group *group) {
     if (!is_first(group)) return FCDP_OK;
     uint64_t start_ns = fcdp__trace_start();
     status = fcdp__cache_write(frozen->cache, &entry, is_first, group);
-    bool is_there = !status ||
-                    (status == FCDP_PENDING && is_first(group)); /* another process has written it */
+    bool is_there = !status || (status == FCDP_PENDING && !group->frozen.is_unread &&
+                                is_first(group)); /* by another process */
     if (is_there) on_disk_set(group);
     if (status == FCDP_PENDING) return FCDP_OK;
     fcdp__group_trace_cache(group, FCDP_EVENT_CACHE_WRITE, start_ns, slice.bytes, status);
@@ -527,10 +529,11 @@ void fcdp__frozen_forget(fcdp_group *group) {
         if (!says) {
             pthread_cond_wait(&frozen->changed, &frozen->mutex);
         } else if (!fcdp__condition_wait(&frozen->changed, &frozen->mutex, said_ns)) {
-            fcdp__log(FCDP_LOG_WARN,
-                      "FCDP_CACHE_DIR: the frozen parameters of '%s' are still being written to %s, which is "
-                      "waited for; if this does not end, check the disk",
-                      fcdp__name_text(group->name), fcdp__cache_dir(frozen->cache));
+            fcdp__log(
+                FCDP_LOG_WARN,
+                "FCDP_CACHE_DIR: the frozen parameters of '%s' are not written to %s yet, which is waited "
+                "for; if this does not end, check the disk and the node's other ranks",
+                fcdp__name_text(group->name), fcdp__cache_dir(frozen->cache));
             says = false;
         }
     }

@@ -221,6 +221,7 @@ fcdp_status fcdp_group_map_host(fcdp_group *group) {
     if (status) return status;
     group->unmapped_tier = group->tier;
     group->tier = FCDP_TIER_MAPPED;
+    fcdp__group_trace_lives(group);
     return FCDP_OK;
 }
 
@@ -229,8 +230,10 @@ fcdp_status fcdp_group_unmap_host(fcdp_group *group) {
     if (!status && group->tier != FCDP_TIER_MAPPED)
         status = fcdp__fail(FCDP_ERR_INVALID, "'%s' is not mapped onto host memory", group->name);
     if (!status) status = fcdp__region_unmap_host(group->region, group->unmapped_tier);
-    if (!status) group->tier = group->unmapped_tier;
-    return status;
+    if (status) return status;
+    group->tier = group->unmapped_tier;
+    fcdp__group_trace_lives(group);
+    return FCDP_OK;
 }
 
 fcdp_dptr fcdp_group_extent(const fcdp_group *group, uint32_t i) {

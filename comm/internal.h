@@ -113,6 +113,7 @@ typedef struct fcdp_frozen_state {
     bool tried;           /* in a group's life once: did its frozen span come from disk? */
     bool agreed;          /* all ranks can look on their disks for it */
     bool writes;          /* it is to be written, once it is stored */
+    bool is_unread;       /* it is there, and could not be read */
     _Atomic bool on_disk; /* this rank's slice was read there, or the writer has written it */
     fcdp_cache_key key;   /* of this rank's slice */
     fcdp_group *next;     /* in the writer's queue, under its mutex */

@@ -53,9 +53,16 @@ void fcdp__group_trace_attach(const fcdp_group *group) {
     atomic_store_explicit(&object->shard_group, group->comm->shard_group, memory_order_relaxed);
     atomic_store_explicit(&object->trainable_bytes, group->layout->span[FCDP_SPAN_TRAINABLE].bytes,
                           memory_order_relaxed);
+    fcdp__group_trace_lives(group);
+}
+
+void fcdp__group_trace_lives(const fcdp_group *group) {
+    fcdp_trace_object *object = fcdp__trace_object(fcdp__group_object(group));
+    if (!object) return;
     uint32_t lives = fcdp__group_is_spilled(group)     ? FCDP_LIVES_IN_FILE
                      : group->tier == FCDP_TIER_MAPPED ? FCDP_LIVES_MAPPED
                                                        : 0;
+    if (atomic_load_explicit(&group->frozen.on_disk, memory_order_relaxed)) lives |= FCDP_LIVES_ON_DISK;
     atomic_store_explicit(&object->lives, lives, memory_order_relaxed);
 }
 
@@ -129,11 +136,6 @@ void fcdp__group_trace_cache(const fcdp_group *group, uint16_t kind, uint64_t st
                                                    .object = fcdp__group_object(group),
                                                    .bytes = bytes,
                                                    .a = status != FCDP_OK});
-}
-
-void fcdp__group_trace_on_disk(const fcdp_group *group) {
-    fcdp_trace_object *object = fcdp__trace_object(fcdp__group_object(group));
-    if (object) atomic_fetch_or_explicit(&object->lives, FCDP_LIVES_ON_DISK, memory_order_relaxed);
 }
 
 void fcdp__group_trace_host_wait(const fcdp_group *group, uint64_t start_ns, uint64_t ns) {

@@ -76,14 +76,14 @@
     X(CACHE_READ_BYTES, 81, "cache.read_bytes", BYTES, SUM,                                                  \
       "of this rank's slices of frozen parameters, what was read from FCDP_CACHE_DIR")                       \
     X(CACHE_WRITTEN_BYTES, 82, "cache.written_bytes", BYTES, SUM, "and what was written there")              \
+    X(DELTA_GATHERS, 83, "deltas.gathers", COUNT, SUM, "gathers that crossed as differences, or rounded")    \
+    X(DELTA_WHOLE, 84, "deltas.whole", COUNT, SUM, "gathers that asked for that, and crossed whole")         \
     X(CACHE_FAILURES, 85, "cache.failures", COUNT, SUM,                                                      \
-      "slices that could not be written there, or not be read as they were written")                         \
+      "slices that could not be written there, or were dropped: some of their group were not as written")    \
     X(GATHERS_LATE, 86, "gathers.late", COUNT, SUM,                                                          \
       "unshards that began only when they were waited for, as device pages lacked")                          \
     X(DROPS, 87, "moves.drops", COUNT, SUM,                                                                  \
-      "reshards that kept no copy, as the next use gathers it anew (FCDP_POLICY=next-use)")                  \
-    X(DELTA_GATHERS, 83, "deltas.gathers", COUNT, SUM, "gathers that crossed as differences, or rounded")    \
-    X(DELTA_WHOLE, 84, "deltas.whole", COUNT, SUM, "gathers that asked for that, and crossed whole")
+      "reshards that kept no copy, as the next use gathers it anew (FCDP_POLICY=next-use)")
 
 #define FCDP_COMM_STREAMS(X)                                                                                 \
     X(INTER_0, 64, "inter 0", "bytes between nodes")                                                         \

@@ -304,7 +304,6 @@ static fcdp_status begin_or_put_off(fcdp_group *group, const fcdp_program *progr
     fcdp_status status = at_once ? begin_now(group, program, args, &begun) : FCDP_OK;
     group->pass = args->pass;
     group->late = !status && !begun;
-    if (group->late) fcdp__count(&comm->engine->counts, FCDP_COUNT_GATHERS_LATE, 1);
     return status;
 }
 
@@ -351,7 +350,10 @@ fcdp_status fcdp_unshard(fcdp_group *group, fcdp_tree *tree, const fcdp_program 
 fcdp_status fcdp_wait(fcdp_group *group, const fcdp_program *program, fcdp_stream stream) {
     bool begins = group->late || !fcdp_group_has_begun(group);
     fcdp_status status = begins ? fcdp__engine_check_awake(group->comm->engine, group->name) : FCDP_OK;
-    if (!status && group->late) status = fcdp_group_begin_late(group, group->pass, stream);
+    if (!status && group->late) {
+        status = fcdp_group_begin_late(group, group->pass, stream);
+        if (!status) fcdp__count(&group->comm->engine->counts, FCDP_COUNT_GATHERS_LATE, 1);
+    }
     if (!status) group->late = false;
     if (!status) status = begin(group, program, group->pass, stream);
     return status ? status : fcdp_group_wait(group, stream);

@@ -343,7 +343,7 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
     uint32_t stores = keeps ? unstored & fcdp__frozen_stores(group) : unstored;
     if (group->may_be_lost) fcdp__member_ask_again(&group->member);
     group->dropped = group->dropped || drops;
-    if (drops) fcdp__count(&engine->counts, FCDP_COUNT_DROPS, 1);
+    if (drops && !is_invalid) fcdp__count(&engine->counts, FCDP_COUNT_DROPS, 1);
     if ((is_invalid || drops) && unstored) { /* nowhere is what was gathered: the ranks gather it again */
         fcdp__region_invalidate(group->region, unstored);
         if (is_invalid) fcdp__validity_invalidate(group->validity);

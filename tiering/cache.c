@@ -150,9 +150,9 @@ fcdp_status fcdp__cache_read(fcdp_cache *cache, const fcdp_cache_key *key, void 
     fcdp_cache_header header;
     name_of(key, name);
     int fd = openat(cache->fd, name, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return FCDP_PENDING;
-    (void)posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-    bool ok = read_all(fd, &header, sizeof header, 0);
+    if (fd < 0 && errno == ENOENT) return FCDP_PENDING;
+    if (fd >= 0) (void)posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    bool ok = fd >= 0 && read_all(fd, &header, sizeof header, 0);
     if (ok && !header_is(&header, key, bytes)) {
         ok = false;
         errno = 0;
@@ -160,7 +160,7 @@ fcdp_status fcdp__cache_read(fcdp_cache *cache, const fcdp_cache_key *key, void 
     ok = ok && read_all(fd, to, bytes, FCDP_CACHE_HEADER_BYTES);
     int error = errno;
     if (ok) (void)utimensat(cache->fd, name, NULL, 0);
-    close(fd);
+    if (fd >= 0) close(fd);
     if (ok) return FCDP_OK;
     fcdp_status status;
     if (error) {

@@ -4,6 +4,7 @@
  */
 #include "tiering/spill.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -102,7 +103,11 @@ bool fcdp__spill_fetch(fcdp_spilled *slice) {
                   "FCDP_SPILL_DIR: '%s' cannot be read, and is gathered again: %s (this is said once)",
                   slice->name, fcdp_error_text());
     }
-    if (status < 0) fcdp__count(spill->buffers.counts, FCDP_COUNT_SPILL_FAILURES, 1);
+    if (status < 0) {
+        fcdp__count(spill->buffers.counts, FCDP_COUNT_SPILL_FAILURES, 1);
+        fcdp__trace_now(FCDP_EVENT_SPILL_READ, slice->object, slice->bytes,
+                        status == FCDP_ERR_TIMEOUT ? ETIMEDOUT : EIO, 0);
+    }
     fcdp__foresight_note(&spill->foresight, slice, false);
     read_ahead(spill);
     pthread_mutex_unlock(&spill->buffers.mutex);

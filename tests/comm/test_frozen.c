@@ -423,11 +423,11 @@ static void test_a_wait_for_the_writer_is_said(void **state) {
     if (!error) pthread_join(thread, NULL);
     fcdp__frozen_quiet_ns = before_ns;
     char says[256];
-    snprintf(says, sizeof says,
-             "warning: FCDP_CACHE_DIR: the frozen parameters of 'the root' are still being written to %s, "
-             "which is "
-             "waited for; if this does not end, check the disk\n",
-             dir);
+    snprintf(
+        says, sizeof says,
+        "warning: FCDP_CACHE_DIR: the frozen parameters of 'the root' are not written to %s yet, which is "
+        "waited for; if this does not end, check the disk and the node's other ranks\n",
+        dir);
     assert_says(log_kept(), says);
     assert_int_equal(error, 0);
     assert_true(bytes > 0);

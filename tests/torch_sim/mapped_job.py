@@ -84,10 +84,12 @@ def train(device, mesh, name, between):
 
 def saw():
     import fcdp
+    from fcdp_memtrace import _trace
 
     stats = fcdp.stats()
     tokens = next(group for group in stats["groups"] if group["name"] == "tokens")
-    return {"tokens": tokens} | {
+    traced = {group["name"]: group["mapped"] for group in _trace.live_groups(os.getpid())[0]["groups"]}
+    return {"tokens": tokens, "traced": traced} | {
         name: stats[name] for name in ("device_bytes", "host", "host_bytes", "moves", "bypassed")
     }
 

@@ -51,6 +51,10 @@ def test_training_is_plain_fsdps(plain, mapped):
     assert plain[0][3] != plain[0][6] and numbers(mapped) == plain
     for rank in mapped:
         assert all(rank[case]["fcdp"]["tokens"]["state"] == "mapped" for case in CASES)
+        assert all(
+            [name for name, is_mapped in rank[case]["fcdp"]["traced"].items() if is_mapped] == ["tokens"]
+            for case in CASES
+        )
         assert not any(line.startswith("FCDP_HOST_MAP") for line in rank["said"]), rank["said"]
 
 

@@ -28,6 +28,7 @@ KINDS = {
     "cache_write": "not written to FCDP_CACHE_DIR",
     "cache_read": "not read from FCDP_CACHE_DIR",
 }
+OF_DISKS = ("spill_write", "spill_read", "cache_write", "cache_read")
 QUIET = ("evict", "pressure", "native_allocator", "sleep", "wake")  # nothing is wrong
 # What a strip's letters stand for, with the style of each.
 TIERS = {"#": "both", "D": "device", "H": "host", "M": "mapped", "F": "file", ".": "nowhere"}
@@ -339,7 +340,7 @@ def note_line(note: dict, ranks: set[int]) -> Line:
     text = f" {ago(note['ago_s'])}{whose} {what}"
     if note["region"]:
         text += f" {note['region']}"
-    if note["bytes"] and "FCDP" not in what:  # the line is long, and the table has the size
+    if note["bytes"] and note["kind"] not in OF_DISKS:  # the line is long, and the table has the size
         text += f" {bytes_text(note['bytes'])}"
     if note["kind"] == "evict":
         text += f": {(note['cause'] or 'unknown').replace('_', ' ')}" + (
@@ -349,7 +350,7 @@ def note_line(note: dict, ranks: set[int]) -> Line:
         text += f": {bytes_text(note['a'])} of {bytes_text(note['b'])} are held"
     elif note["kind"] in ("sleep", "wake"):
         text += f", {bytes_text(note['b'])} copied"
-    elif note["kind"] in ("spill_write", "spill_read"):
+    elif note["kind"] in OF_DISKS[:2]:
         text += f": {os.strerror(int(note['a']))}" if note["a"] != errno.EBADMSG else ": it is not what was written"
     return [("plain" if note["kind"] in QUIET else "warn", text)]
 
