@@ -390,15 +390,15 @@ static fcdp_status pin_failed(fcdp_driver *drv, CUresult result, const void *at,
         return fcdp__driver_failed(drv, result, "cuMemHostRegister(%p, %s, after %s)", at,
                                    fcdp__size_text(bytes).s, fcdp__size_text(n_done).s);
 
-    char allowed[64] = "unlimited";
+    char advice[256] = "free host memory";
     if (limited)
-        snprintf(allowed, sizeof allowed, "limited to %s", fcdp__size_text((size_t)limit.rlim_cur).s);
-    return fcdp__fail(
-        FCDP_ERR_NO_HOST_MEM,
-        "cuMemHostRegister(%p, %s, after %s): %s; locked memory is %s (RLIMIT_MEMLOCK), of which %s are in "
-        "use: raise the limit (ulimit -l unlimited) or free host memory",
-        at, fcdp__size_text(bytes).s, fcdp__size_text(n_done).s, fcdp__driver_result_name(drv, result),
-        allowed, fcdp__size_text(n_locked).s);
+        snprintf(advice, sizeof advice,
+                 "locked memory is limited to %s (RLIMIT_MEMLOCK), of which %s are in use: raise the limit "
+                 "(ulimit -l unlimited) or free host memory",
+                 fcdp__size_text((size_t)limit.rlim_cur).s, fcdp__size_text(n_locked).s);
+    return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "cuMemHostRegister(%p, %s, after %s): %s; %s", at,
+                      fcdp__size_text(bytes).s, fcdp__size_text(n_done).s,
+                      fcdp__driver_result_name(drv, result), advice);
 }
 
 static size_t chunk_bytes(size_t begin, size_t bytes) {

@@ -52,9 +52,10 @@ static fcdp_status chunk_add(fcdp_heap *heap) {
     char *at = chunk && pages ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
                               : MAP_FAILED;
     if (at == MAP_FAILED) {
+        int error = errno;
         free(chunk);
         return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory (%s) for tensors that sleep: %s",
-                          fcdp__size_text(bytes).s, strerror(errno));
+                          fcdp__size_text(bytes).s, strerror(error));
     }
     (void)madvise(at, bytes, MADV_HUGEPAGE);
     (void)madvise(at, bytes, MADV_DONTFORK); /* behind a fork, a write would move pages that are pinned */

@@ -119,7 +119,7 @@ def test_fsdp1_follows_a_plan_too(tmp_path, plain):
     """Without FCDP_SPILL_DIR, groups that it puts there are policy's."""
     plan = written(tmp_path / "plan.json", ["host-whole", "file", "device", "host", "gather"])
     said, ranks = train(tmp_path, plain, "fsdp1", plan)
-    lacks = "has groups in files, and FCDP_SPILL_DIR is not set; so policy decides where these live"
+    lacks = "has groups in files, and FCDP_SPILL_DIR is not set on every rank; so policy decides where these live"
     assert said[0] == f"fcdp: FCDP_PLAN={plan} {lacks}", said
     for stats in ranks:
         states = {name.removeprefix("module."): state for name, state in of_groups(stats, "state").items()}

@@ -229,7 +229,7 @@ def install(
         if reducer is None and kept is not None:
             raise RuntimeError(
                 f"fcdp: of {names()} FCDP_REDUCE=hierarchical has kept gradients of earlier micro-batches, and FSDP2's own "
-                "reduce-scatter is to run now. Drop them by zero_grad(set_to_none=True) before that changes, or set FCDP_REDUCE=flat"
+                "reduce-scatter is to run now. End them with a synchronised backward before that changes, or set FCDP_REDUCE=flat"
             )
         if reducer is not None:
             divisor = _divisor(bound, reducer.within.size) if keeps or kept is not None else 1.0

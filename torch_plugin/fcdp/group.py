@@ -278,7 +278,9 @@ def attach(shards: Shards, described: list[Description], tiers: list[str]) -> tu
     order, files, ahead, problem = [], [], True, None
     stays = bytes(stays for *_, stays in described)
     if planned.FILE in tiers and not _all_may_spill(shards):
-        planned.say("has groups in files, and FCDP_SPILL_DIR is not set; so policy decides where these live")
+        planned.say(
+            "has groups in files, and FCDP_SPILL_DIR is not set on every rank; so policy decides where these live"
+        )
         tiers = [planned.POLICY if tier == planned.FILE else tier for tier in tiers]
     try:
         for one, tier in zip(described, tiers):

@@ -67,8 +67,8 @@ def leave(reason: str) -> None:
 
 _UNLIKE = (
     "fcdp: FCDP_REDUCE=hierarchical: in backwards without gradient synchronisation, the ranks of this node have reduced "
-    "gradients of different modules, or in another order, so the sums are wrong. Drop them by zero_grad(set_to_none=True), and "
-    "let all of them use the same modules, or set FCDP_REDUCE=flat"
+    "gradients of different modules, or in another order, so the sums are wrong. Let all of them use the same "
+    "modules in one order, or set FCDP_REDUCE=flat"
 )
 
 
