@@ -95,8 +95,9 @@ def _clear(directory: Path, files: list[Path]) -> str:
         try:
             with path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                taken += os.fstat(file.fileno()).st_size
+                size = os.fstat(file.fileno()).st_size
                 path.unlink()
+                taken += size
         except BlockingIOError:
             continue
         except FileNotFoundError:

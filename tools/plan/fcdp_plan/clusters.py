@@ -142,15 +142,16 @@ def numbers(description: dict, nodes: int) -> dict[str, float]:
         fields |= {field: float(size(str(description[key]))) for key, field in SIZES.items()}
         fields |= {field: _rate(key, description[key]) for key, field in RATES.items()}
         fields |= {field: parse_delay(str(description[key])) for key, field in LATENCIES.items()}
-        fields["gpus_per_node"] = int(_number(description, "gpus_per_node"))
+        fields["gpus_per_node"] = _number(description, "gpus_per_node")
         fields["trees"] = bool(description["trees"])
         fields["flops"] = _number(description, "teraflops") * 1e12
         fields["speed"] = _number({"speed": 1} | description, "speed")
         fields["inter_rate"] = link_rate(description, str(description["link"]))
     except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
         raise Error(f"the cluster's description: {error}") from None
-    if not 1 <= fields["gpus_per_node"] <= 64 or fields["flops"] <= 0:
+    if fields["gpus_per_node"] not in range(1, 65) or fields["flops"] <= 0:
         raise Error("a node has 1 to 64 GPUs, which compute at more than 0 teraflops")
+    fields["gpus_per_node"] = int(fields["gpus_per_node"])
     return fields
 
 
