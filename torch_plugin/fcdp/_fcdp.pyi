@@ -131,6 +131,7 @@ class _GroupStats(TypedDict):
     gather_bytes: int
     state: str
     in_file: bool
+    on_disk: bool
     tier: str
 
 @final
