@@ -287,7 +287,7 @@ static fcdp_status answers_exchange(const loading *l, batch b) {
 
 static void on_disk_set(fcdp_group *group) {
     atomic_store_explicit(&group->frozen.on_disk, true, memory_order_relaxed);
-    fcdp__group_trace_lives(group);
+    fcdp__group_trace_on_disk(group);
 }
 
 /* To every copy of the node's host memory: what is compared of one holds for all. */

@@ -62,8 +62,13 @@ void fcdp__group_trace_lives(const fcdp_group *group) {
     uint32_t lives = fcdp__group_is_spilled(group)     ? FCDP_LIVES_IN_FILE
                      : group->tier == FCDP_TIER_MAPPED ? FCDP_LIVES_MAPPED
                                                        : 0;
-    if (atomic_load_explicit(&group->frozen.on_disk, memory_order_relaxed)) lives |= FCDP_LIVES_ON_DISK;
-    atomic_store_explicit(&object->lives, lives, memory_order_relaxed);
+    atomic_fetch_and_explicit(&object->lives, FCDP_LIVES_ON_DISK, memory_order_relaxed);
+    atomic_fetch_or_explicit(&object->lives, lives, memory_order_relaxed);
+}
+
+void fcdp__group_trace_on_disk(const fcdp_group *group) {
+    fcdp_trace_object *object = fcdp__trace_object(fcdp__group_object(group));
+    if (object) atomic_fetch_or_explicit(&object->lives, FCDP_LIVES_ON_DISK, memory_order_relaxed);
 }
 
 void fcdp__group_trace_use(const fcdp_group *group, const fcdp_use_counts *counts) {

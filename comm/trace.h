@@ -26,8 +26,10 @@ void fcdp__group_trace_reshard(const fcdp_group *group, uint8_t cause);
 /* A slice was read from FCDP_CACHE_DIR, or written there; or it failed. */
 void fcdp__group_trace_cache(const fcdp_group *group, uint16_t kind, uint64_t start_ns, size_t bytes,
                              fcdp_status status);
-/* Where it lives, between its uses, has changed (FCDP_LIVES_...). Any thread. */
+/* Where it lives, between its uses, has changed (FCDP_LIVES_...). */
 void fcdp__group_trace_lives(const fcdp_group *group);
+/* Its frozen span's slice is on the node's disk. Any thread. */
+void fcdp__group_trace_on_disk(const fcdp_group *group);
 void fcdp__group_trace_host_wait(const fcdp_group *group, uint64_t start_ns, uint64_t ns);
 /* Puts `stream` behind the event, between two timing events. */
 fcdp_status fcdp__group_trace_stall(const fcdp_group *group, fcdp_stream stream,
