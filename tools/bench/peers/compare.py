@@ -17,7 +17,7 @@ import venv
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import frameworks
-from frameworks import AUTO, CODEC, INT8, REDUCE, ROOT, ROUNDED
+from frameworks import CODEC, INT8, REDUCE, ROOT
 
 DOCUMENT = ROOT / "docs" / "peers.md"
 JOB = ["tools/bench/peers/job.py", "--steps", "6", "--dim", "168", "--layers", "4"]
@@ -40,8 +40,6 @@ PEERS = [
     ("**FCDP=1**", "FCDP=1", None),
     ("`FCDP_TAU=1`", "FCDP=1 FCDP_TAU=1", None),
     (f"`{CODEC}`", f"FCDP=1 {CODEC}", None),
-    (f"`{AUTO}`", f"FCDP=1 {AUTO}", None),
-    (f"`{ROUNDED}`", f"FCDP=1 {ROUNDED}", None),
     (f"`{REDUCE}`", f"FCDP=1 {REDUCE}", None),
     (f"`{REDUCE} {INT8}`", f"FCDP=1 {REDUCE} {INT8}", None),
 ]
