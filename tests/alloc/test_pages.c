@@ -3,6 +3,7 @@
 
 #include "alloc/heap.h"
 #include "tests/alloc/pool_world.h"
+#include "tests/fail_release.h"
 #include "tests/log_text.h"
 
 static void pages_are_reused_not_released(void **state) {
@@ -317,20 +318,6 @@ static void other_driver_errors_pass_through(void **state) {
     assert_int_equal(simgpu_fail_nth("cuMemRelease", 2, CUDA_UNKNOWN), 0);
     assert_int_equal(fcdp__pool_trim(pool), 4 * PAGE); /* a failure that passes loses nothing */
     pool_close(pool, drv);
-}
-
-/* The driver's, by the linker: simgpu fails one call, and this one is tried twice. */
-static int n_releases_to_fail;
-static fcdp_phys unreleased;
-fcdp_status __real_fcdp__driver_phys_release(fcdp_driver *drv, fcdp_phys phys);
-fcdp_status __wrap_fcdp__driver_phys_release(fcdp_driver *drv, fcdp_phys phys);
-
-__attribute__((visibility("default"))) fcdp_status __wrap_fcdp__driver_phys_release(fcdp_driver *drv,
-                                                                                    fcdp_phys phys) {
-    if (!n_releases_to_fail) return __real_fcdp__driver_phys_release(drv, phys);
-    n_releases_to_fail--;
-    unreleased = phys;
-    return fcdp__fail(FCDP_ERR_DRIVER, "no release");
 }
 
 static void pages_that_are_lost_are_said(void **state) {

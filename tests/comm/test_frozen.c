@@ -21,6 +21,7 @@
 #include "comm/frozen.h"
 #include "tests/comm/engine_world.h"
 #include "tests/comm/random.h"
+#include "tests/fail_thread.h"
 #include "tests/log_text.h"
 
 static char dir[64];
@@ -433,16 +434,6 @@ static void test_a_wait_for_the_writer_is_said(void **state) {
     assert_true(bytes > 0);
     close(lock);
     end(c);
-}
-
-/* The library's, by the linker. */
-static bool starts_no_thread;
-int __real_fcdp__thread_start(void *(*body)(void *), void *arg, pthread_t *thread_out);
-int __wrap_fcdp__thread_start(void *(*body)(void *), void *arg, pthread_t *thread_out);
-
-__attribute__((visibility("default"))) int __wrap_fcdp__thread_start(void *(*body)(void *), void *arg,
-                                                                     pthread_t *thread_out) {
-    return starts_no_thread ? EAGAIN : __real_fcdp__thread_start(body, arg, thread_out);
 }
 
 static void test_a_writer_that_cannot_start_is_said(void **state) {

@@ -5,6 +5,7 @@
 
 #include "comm/nccl_api.h"
 #include "tests/comm/nccl_world.h"
+#include "tests/fail_thread.h"
 #include "tests/log_text.h"
 
 enum { MAX_PARTS = 5, LANE_BYTES = MEMORY_BYTES / FCDP_N_LANES / 4096 * 4096, FAULT_S = 20 };
@@ -456,16 +457,6 @@ static void held_body(member *m) {
 static void an_abort_may_outlive_the_driver(void **state) {
     (void)state;
     world_run(&(world){2, 2, 2, 0, 0, held_body}, NULL);
-}
-
-/* The library's, by the linker. */
-static bool starts_no_thread;
-int __real_fcdp__thread_start(void *(*body)(void *), void *arg, pthread_t *thread_out);
-int __wrap_fcdp__thread_start(void *(*body)(void *), void *arg, pthread_t *thread_out);
-
-__attribute__((visibility("default"))) int __wrap_fcdp__thread_start(void *(*body)(void *), void *arg,
-                                                                     pthread_t *thread_out) {
-    return starts_no_thread ? EAGAIN : __real_fcdp__thread_start(body, arg, thread_out);
 }
 
 static void threadless_body(member *m) {

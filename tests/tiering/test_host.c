@@ -593,18 +593,23 @@ static size_t locked_kib(void) {
     return kib;
 }
 
+static fcdp_host *host_that_pins(fcdp_driver *drv, fcdp_pin_mode pin, fcdp_shared_ticket *ticket_out) {
+    fcdp_host_config config = config_of(0, 1);
+    fcdp_host *host;
+    config.drv = drv;
+    config.pin = pin;
+    assert_ok(fcdp__host_create(&config, &host, ticket_out));
+    return host;
+}
+
 static void exactly_the_block_is_pinned(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_sim();
-    fcdp_host_config config = config_of(0, 1);
     fcdp_shared_ticket ticket;
-    fcdp_host *host;
     fcdp_host_block *block;
     uint64_t offset;
-    config.drv = drv;
-    config.pin = FCDP_PIN_REQUIRE;
     size_t before = locked_kib(), data = 3000001;
-    assert_ok(fcdp__host_create(&config, &host, &ticket));
+    fcdp_host *host = host_that_pins(drv, FCDP_PIN_REQUIRE, &ticket);
     assert_ok(fcdp__host_block_alloc(host, data, &offset));
     assert_ok(fcdp__host_attach(host, offset, data, NULL, &block));
     /* the board and the data */
@@ -620,14 +625,10 @@ static void exactly_the_block_is_pinned(void **state) {
 static void the_page_of_signals_must_be_pinned(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_sim();
-    fcdp_host_config config = config_of(0, 1);
     fcdp_shared_ticket ticket;
-    fcdp_host *host;
     fcdp_host_block *block;
     uint64_t offset;
-    config.drv = drv;
-    config.pin = FCDP_PIN_NEVER;
-    assert_ok(fcdp__host_create(&config, &host, &ticket));
+    fcdp_host *host = host_that_pins(drv, FCDP_PIN_NEVER, &ticket);
     assert_ok(fcdp__host_block_alloc(host, 1 << 20, &offset));
     assert_int_equal(simgpu_fail_nth("cuMemHostRegister", 1, CUDA_OUT_OF_MEMORY), 0);
     assert_int_equal(fcdp__host_attach(host, offset, 1 << 20, NULL, &block), FCDP_ERR_NO_HOST_MEM);

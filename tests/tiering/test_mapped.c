@@ -1,5 +1,6 @@
 /* Regions that are mapped onto host memory: they take nothing of the device, are never moved, and hold what
  * was gathered. */
+#include "tests/fail_release.h"
 #include "tests/log_text.h"
 #include "tests/tiering/slots_world.h"
 
@@ -198,20 +199,6 @@ static void a_map_that_is_undone_leaves_an_ordinary_region(void **state) {
     group_release(&w.other, true);
     assert_int_equal(fcdp__region_acquire(w.mapped.regions[0]), FCDP_ERR_NO_DEVICE_MEM); /* 3 pages of 2 */
     world_close(&w);
-}
-
-/* The driver's, by the linker: simgpu fails one call, and this one is tried twice. */
-static int n_releases_to_fail;
-static fcdp_phys unreleased;
-fcdp_status __real_fcdp__driver_phys_release(fcdp_driver *drv, fcdp_phys phys);
-fcdp_status __wrap_fcdp__driver_phys_release(fcdp_driver *drv, fcdp_phys phys);
-
-__attribute__((visibility("default"))) fcdp_status __wrap_fcdp__driver_phys_release(fcdp_driver *drv,
-                                                                                    fcdp_phys phys) {
-    if (!n_releases_to_fail) return __real_fcdp__driver_phys_release(drv, phys);
-    n_releases_to_fail--;
-    unreleased = phys;
-    return fcdp__fail(FCDP_ERR_DRIVER, "no release");
 }
 
 static void pages_that_the_driver_keeps_are_said(void **state) {
