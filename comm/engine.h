@@ -107,7 +107,7 @@ typedef struct fcdp_spill_stats {
 /* FCDP_CACHE_DIR, of this rank's slices of frozen parameters */
 typedef struct fcdp_cache_stats {
     uint64_t read_bytes, written_bytes;
-    uint64_t n_failures; /* slices that could not be written, or not be read as they were written */
+    uint64_t n_failures; /* slices that could not be written or read, or were dropped with a damaged one */
 } fcdp_cache_stats;
 
 typedef struct fcdp_engine_stats {

@@ -79,7 +79,7 @@
     X(DELTA_GATHERS, 83, "deltas.gathers", COUNT, SUM, "gathers that crossed as differences, or rounded")    \
     X(DELTA_WHOLE, 84, "deltas.whole", COUNT, SUM, "gathers that asked for that, and crossed whole")         \
     X(CACHE_FAILURES, 85, "cache.failures", COUNT, SUM,                                                      \
-      "slices that could not be written there, or were dropped: some of their group were not as written")    \
+      "slices that could not be written there or read, or were dropped with a damaged one of their group")   \
     X(GATHERS_LATE, 86, "gathers.late", COUNT, SUM,                                                          \
       "unshards that began only when they were waited for, as device pages lacked")                          \
     X(DROPS, 87, "moves.drops", COUNT, SUM,                                                                  \

@@ -120,7 +120,7 @@ def stats() -> dict[str, Any]:
     - ``asleep``: are the gathered parameters' pages away (``sleep()`` without a tag)? ``asleep_bytes``: of tensors
       whose pages are;
     - ``cache``: of this rank's slices of frozen parameters, read_bytes and written_bytes (FCDP_CACHE_DIR), and
-      failures, of slices that could not be written, or not be read as they were written;
+      failures, of slices that could not be written or read, or were dropped with a damaged one of their group;
     - ``spill``: of this rank's slices that live in FCDP_SPILL_DIR: their bytes; written_bytes and read_bytes;
       failures, of slices that could not be written, or not be read as they were written; how often the host
       waited for the disk, and wait_seconds;
