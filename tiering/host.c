@@ -280,6 +280,13 @@ static void records_reap(fcdp_host *host) {
     }
 }
 
+/* A block for which there is no memory: its text says if one copy of it would take less. */
+static fcdp_status copies_say(const host_copies *copies, fcdp_status status) {
+    if (status != FCDP_ERR_NO_HOST_MEM || copies->n == 1) return status;
+    return fcdp__fail(status, "%s (of %u copies: FCDP_HOST_COPIES=node keeps one)", fcdp_error_text(),
+                      copies->n);
+}
+
 fcdp_status fcdp__host_block_alloc(fcdp_host *host, size_t data_bytes, uint64_t *offset_out) {
     if (!host->offsets || getpid() != host->pid)
         return fcdp__fail(FCDP_ERR_INVALID, "host tier: only the node's first rank allocates blocks");
@@ -287,11 +294,13 @@ fcdp_status fcdp__host_block_alloc(fcdp_host *host, size_t data_bytes, uint64_t 
     size_t bytes;
     fcdp_status status = copies_find(host, &copies);
     if (status) return status;
-    if (!data_bytes || !block_bytes(host, data_bytes, copies.n, &bytes))
-        return fcdp__fail(data_bytes ? FCDP_ERR_NO_HOST_MEM : FCDP_ERR_INVALID,
-                          "host tier: a block of %s does not fit into the node's host memory, which has "
-                          "addresses for %s: raise FCDP_HOST_BUDGET",
-                          fcdp__size_text(data_bytes).s, fcdp__size_text(host->header->capacity_bytes).s);
+    if (!data_bytes || !block_bytes(host, data_bytes, copies.n, &bytes)) {
+        status = fcdp__fail(data_bytes ? FCDP_ERR_NO_HOST_MEM : FCDP_ERR_INVALID,
+                            "host tier: a block of %s does not fit into the node's host memory, which has "
+                            "addresses for %s: raise FCDP_HOST_BUDGET",
+                            fcdp__size_text(data_bytes).s, fcdp__size_text(host->header->capacity_bytes).s);
+        return copies_say(&copies, status);
+    }
     fcdp_block_record *record = calloc(1, sizeof *record);
     if (!record) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: no memory");
     record->bytes = bytes;
@@ -313,10 +322,7 @@ fcdp_status fcdp__host_block_alloc(fcdp_host *host, size_t data_bytes, uint64_t 
     }
     fcdp__lock_release(&host->lock);
     if (status) free(record);
-    if (status == FCDP_ERR_NO_HOST_MEM && copies.n > 1)
-        return fcdp__fail(status, "%s (of %u copies: FCDP_HOST_COPIES=node keeps one)", fcdp_error_text(),
-                          copies.n);
-    return status;
+    return copies_say(&copies, status);
 }
 
 void fcdp__host_block_free(fcdp_host *host, uint64_t offset) {

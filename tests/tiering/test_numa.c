@@ -396,6 +396,12 @@ static void as_many_copies_as_nodes_that_are_known(void **state) {
         fcdp_status status = fcdp__host_block_alloc(ranks[0].host, 2 << 20, &offset);
         assert_int_equal(status, cases[k].n_copies > 1 ? FCDP_ERR_NO_HOST_MEM : FCDP_OK);
         if (status) assert_text("of 2 copies: FCDP_HOST_COPIES=node keeps one");
+        if (status) { /* nor are there addresses for two of them */
+            status = fcdp__host_block_alloc(ranks[0].host, (size_t)3 << 30, &offset);
+            assert_int_equal(status, FCDP_ERR_NO_HOST_MEM);
+            assert_text("does not fit");
+            assert_text("of 2 copies: FCDP_HOST_COPIES=node keeps one");
+        }
         if (!status) fcdp__host_block_free(ranks[0].host, offset);
         for (uint32_t i = 0; i < N_RANKS; i++) fcdp__host_destroy(ranks[i].host);
         fcdp__account_destroy(account);
