@@ -17,7 +17,7 @@ tools/bench.sh host-ahead [--pairs N] [--steps N] [--seconds S] [--only WORD]
 tools/bench.sh policies
 tools/bench.sh changed [--steps N] [--lr RATE ...] [--layers N] [--dim N] [--batch N]
 tools/bench.sh spill [DIRECTORY] [--slices N] [--size MIB] [--rounds N]
-tools/bench.sh frameworks [--write] [--rate RATE] [NAME ...]
+tools/bench.sh frameworks [--write] [--rate RATE] [--repeat N] [NAME ...]
 tools/bench.sh plan [--jobs A,B] [--rates A,B] [--modes A,B] [--rounds N] [--json FILE]
 tools/bench.sh peers [--write] [--rate RATE] [--repeat N]
 tools/bench.sh curves [--steps N] [--picture X.svg] [--write] [-- OPTIONS OF tools/demo/gpt.py]
@@ -106,6 +106,7 @@ docs/frameworks.md. It ends with 1 where training that must be bitwise equal was
 root, or a kernel that lets users make namespaces.
   --write            puts the tables into docs/frameworks.md
   --rate 1gbit       another link
+  --repeat 3         runs all of a table so often, interleaved, and prints medians
   NAME ...           these rows alone, by the name of the example, or "full", "bf16" or "lora" for the settings
 
 plan: profiles four small jobs (fcdp-plan profile), predicts their steps in five modes at three rates, and trains them on

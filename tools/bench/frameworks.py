@@ -10,6 +10,8 @@ import sys
 import sysconfig
 import tempfile
 
+from fcdp_memtrace.arguments import at_least
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "frameworks.md"
 # Of each example, what the table calls it.
@@ -119,8 +121,8 @@ def title_of(name):
     return f"[{EXAMPLES[name]}](../examples/{name}.py)"
 
 
-def of_example(name, rate):
-    plain, fcdp = lab(rate, [f"examples/{name}.py"])
+def of_example(name, rate, repeat):
+    plain, fcdp = lab(rate, [f"examples/{name}.py"], repeat=repeat)
     equal = fcdp["equal"]["shards"] and fcdp["equal"]["losses"] is not False
     state = fcdp["runs"][0]["fcdp"]
     sent, seconds = [m["sent_bytes_per_step"] for m in (plain, fcdp)], [m["step_s"] for m in (plain, fcdp)]
@@ -149,9 +151,9 @@ def training(mode, reference):
     return "another order of sums" if own_sums else "NOT EQUAL"
 
 
-def of_setting(name, rate):
+def of_setting(name, rate, repeat):
     arguments, settings = SETTINGS[name]
-    modes = lab(rate, [*GPT, *arguments], settings.values())
+    modes = lab(rate, [*GPT, *arguments], settings.values(), repeat)
     first = modes[0]
     for title, mode in zip(settings, modes):
         yield [
@@ -190,10 +192,15 @@ def show(name, head, rows, order, write):
     return any("NOT EQUAL" in row for row in rows)
 
 
+def add_options(parser, document):
+    parser.add_argument("--write", action="store_true", help=f"put what is printed into docs/{document.name}")
+    parser.add_argument("--rate", default="100mbit", help="of each node's link (default %(default)s)")
+    parser.add_argument("--repeat", type=at_least(1), default=1, metavar="N", help="runs of each, in turns (default 1)")
+
+
 def main():
     parser = argparse.ArgumentParser(prog="tools/bench.sh frameworks")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/frameworks.md")
-    parser.add_argument("--rate", default="100mbit", help="of each node's link (default %(default)s)")
+    add_options(parser, DOCUMENT)
     parser.add_argument("name", nargs="*", metavar="NAME", help="of an example, or full, or lora (default: all)")
     options = parser.parse_args()
     known = [*EXAMPLES, *SETTINGS]
@@ -203,11 +210,11 @@ def main():
     stop_on_signals()
     differs = False
     if examples := [name for name in EXAMPLES if name in names]:
-        rows = (of_example(name, options.rate) for name in examples)
+        rows = (of_example(name, options.rate, options.repeat) for name in examples)
         differs |= show("examples", OF_EXAMPLES, rows, map(title_of, EXAMPLES), options.write)
     for name in SETTINGS:
         if name in names:
-            rows = of_setting(name, options.rate)
+            rows = of_setting(name, options.rate, options.repeat)
             differs |= show(name, OF_SETTINGS, rows, SETTINGS[name][1], options.write)
     return differs
 

@@ -150,12 +150,8 @@ def put(written):
 
 def main():
     parser = argparse.ArgumentParser(prog="tools/bench.sh peers")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/peers.md")
-    parser.add_argument("--rate", default="100mbit", help="of each node's link (default %(default)s)")
-    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="runs of each, interleaved (default 1)")
+    frameworks.add_options(parser, DOCUMENT)
     options = parser.parse_args()
-    if options.repeat < 1:
-        parser.error(f"--repeat must be at least 1, not {options.repeat}")
     frameworks.stop_on_signals()
     found, missing = environments()
     titles, modes = [], []
