@@ -13,6 +13,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "torch_plugin/handles.h"
 
@@ -233,7 +234,7 @@ static fcdp_status bounce_free(binding_transport *transport, bounce *b) {
     if (b->at && !transport->is_host_memory)
         status = fcdp__driver_host_unpin(transport->drv, b->at, b->bytes, &stay_bytes);
     if (status) return status;
-    free(b->at);
+    if (b->at) munmap(b->at, b->bytes);
     *b = (bounce){.stream = b->stream};
     return FCDP_OK;
 }
@@ -251,14 +252,16 @@ static fcdp_status bounce_reserve(binding_transport *transport, fcdp_stream stre
         fcdp_status status = b->at ? fcdp__driver_stream_sync(transport->drv, stream) : FCDP_OK;
         if (!status) status = bounce_free(transport, b);
         if (status) return status;
-        char *at = aligned_alloc(64 << 10, rounded);
-        if (!at)
+        char *at = mmap(NULL, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (at == MAP_FAILED)
             return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory for collectives of %zu bytes", bytes);
+        (void)madvise(at, rounded,
+                      MADV_DONTFORK); /* behind a fork, a write would move pages that are pinned */
         size_t stay_bytes = 0;
         if (!transport->is_host_memory)
             status = fcdp__driver_host_pin(transport->drv, at, rounded, &stay_bytes);
         if (status) {
-            if (!stay_bytes) free(at);
+            if (!stay_bytes) munmap(at, rounded);
             return status;
         }
         b->at = at;

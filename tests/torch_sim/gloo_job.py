@@ -1,10 +1,10 @@
 """What FCDP hands to gloo of a model on the simulated device: python gloo_job.py OUT. Each rank writes rankN.json: the
-kinds of memory that gloo read and wrote, why groups are not served, and what
-FCDP says."""
+kinds of memory that gloo read and wrote, why groups are not served, and what FCDP says."""
 
 import json
 import os
 import pathlib
+import re
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -20,12 +20,17 @@ from fcdp import c10d, words
 
 
 def kind_of(address):
-    """The simulated device's memory is a file of that name."""
-    for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
-        begin, end = (int(word, 16) for word in line.split()[0].split("-"))
-        if begin <= address < end:
-            return "device" if "simgpu-device" in line else "host"
-    return "none"
+    """The simulated device's memory is a file of that name. Of host memory that a forked child shares, a write would move
+    pages that are pinned."""
+    kind = "none"
+    for line in pathlib.Path("/proc/self/smaps").read_text().splitlines():
+        if range_of := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
+            begin, end = (int(word, 16) for word in range_of.groups())
+            if begin <= address < end:
+                kind = "device" if "simgpu-device" in line else "host"
+        elif line.startswith("VmFlags:") and kind != "none":
+            return kind if "dc" in line.split() else f"{kind}, which a forked child shares"
+    return kind
 
 
 def main(out):
@@ -39,7 +44,7 @@ def main(out):
     torch.sim.set_device(rank)
     dist.init_process_group()
     device = torch.device("sim", rank)
-    assert kind_of(torch.ones(3, device=device).data_ptr()) == "device"
+    assert kind_of(torch.ones(3, device=device).data_ptr()).startswith("device")
     training_job.fsdp2(device, init_device_mesh("sim", (dist.get_world_size(),)))
     found = {"kinds": sorted(kinds), "bypassed": [one["reason"] for one in fcdp.stats()["bypassed"]], "said": said}
     pathlib.Path(out, f"rank{rank}.json").write_text(json.dumps(found))
