@@ -19,9 +19,10 @@
 #include <xxhash.h>
 
 #include "base/size.h"
+#include "tiering/shared.h"
 #include "tiering/trace_events.h"
 
-enum { BLOCK = FCDP_DISK_BLOCK_BYTES, LOOK_NS = FCDP_SPILL_LOOK_NS, HUGE = 2 << 20, SMALL = 64 << 10 };
+enum { BLOCK = FCDP_DISK_BLOCK_BYTES, LOOK_NS = FCDP_SPILL_LOOK_NS, SMALL = 64 << 10 };
 
 /* ---- the thread ---- */
 
@@ -156,11 +157,12 @@ static void memory_free(fcdp_spill_buffers *set, fcdp_spill_buffer *b) {
 /* Aligned, in huge pages where the system has them: of 4 KiB pages, a block has more pieces than most disks
  * take in one request. NULL: no memory. */
 static char *memory_map(size_t bytes) {
-    char *mapped = mmap(NULL, bytes + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *mapped = mmap(NULL, bytes + FCDP_HUGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                        -1, 0);
     if (mapped == MAP_FAILED) return NULL;
-    size_t before = fcdp__round_up((uintptr_t)mapped, HUGE) - (uintptr_t)mapped;
+    size_t before = fcdp__round_up((uintptr_t)mapped, FCDP_HUGE_BYTES) - (uintptr_t)mapped;
     if (before) munmap(mapped, before);
-    if (before < HUGE) munmap(mapped + before + bytes, HUGE - before);
+    if (before < FCDP_HUGE_BYTES) munmap(mapped + before + bytes, FCDP_HUGE_BYTES - before);
     (void)madvise(mapped + before, bytes, MADV_HUGEPAGE);
     return mapped + before;
 }
@@ -168,7 +170,7 @@ static char *memory_map(size_t bytes) {
 /* A child that shared the pages would see the device's and the disk's writes, or make them go elsewhere. */
 static fcdp_status memory_make(fcdp_spill_buffers *set, fcdp_spill_buffer *b, size_t bytes) {
     size_t stay_bytes = 0;
-    bytes = fcdp__round_up(bytes, bytes < HUGE ? SMALL : HUGE);
+    bytes = fcdp__round_up(bytes, bytes < FCDP_HUGE_BYTES ? SMALL : FCDP_HUGE_BYTES);
     char *at = memory_map(bytes);
     if (!at)
         return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory (%s) for a buffer of FCDP_SPILL_DIR: %s",
