@@ -130,7 +130,7 @@ HELP = {"-h", "--help"}
 # Of fcdp-plan.
 SHAPE = {
     *("--config", "--layers", "--hidden", "--heads", "--vocab", "--sequence"),
-    *("--lora-rank", "--recompute", "--scores", "--dtype"),
+    *("--untied", "--lora-rank", "--recompute", "--scores", "--dtype"),
 }
 CLUSTER = {
     *("--cluster", "--nodes", "--gpus", "--link", "--latency", "--gpu-memory", "--host-memory"),
@@ -541,7 +541,7 @@ def plan_runs(folder, trace):
     """Of each subcommand: arguments, and what they must show. tests/plan/test_plan.py looks at the figures."""
     profile, config, out = folder / "gpt.json", folder / "config.json", folder / "out"
     config.write_text(json.dumps({"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100, "model_type": "gpt2"}))
-    shape = f"{GPT} --sequence 256 --lora-rank 4 --recompute --scores --dtype float32"
+    shape = f"{GPT} --untied --sequence 256 --lora-rank 4 --recompute --scores --dtype float32"
     cluster = (
         "--cluster h100 --nodes 4 --gpus 4 --link 25gbit --latency 80us --gpu-memory 80GB --host-memory 1TB "
         "--pcie 50gbyte --node-link 300gbyte --disk 5gbyte --teraflops 300 --trees --speed 2"
@@ -773,6 +773,16 @@ def plans(folder, line):
         assert done.returncode == 0 and not done.stderr, done.stderr
 
 
+def plans_a_split(folder, line):
+    """Behind the line that describes a model with a large head; what is printed is what docs/plan.md shows."""
+    describes = next(line for line in shell_lines() if "--untied" in line)
+    for each in (describes, line):
+        done = run("bash", "-c", each, cwd=folder)
+        assert done.returncode == 0 and not done.stderr, done.stderr
+    shown = re.findall(r"^    (in parts: .*)\n        (for .*)\n", (ROOT / "docs" / "plan.md").read_text(), re.M)
+    assert len(shown) == 1 and "  {}\n      {}\n".format(*shown[0]) in done.stdout, done.stdout
+
+
 SHELL = {
     "fcdp-plan batch --layers 40 --hidden 4800 --heads 40 --vocab 50257 --cluster a40 --nodes 2": plans,
     "fcdp-plan describe --layers 40 --hidden 4800 --heads 40 --batch 8 -o gpt.json": plans,
@@ -780,6 +790,8 @@ SHELL = {
     "fcdp-plan compare gpt.json --link 25gbit --over nodes": plans,
     "fcdp-plan compare gpt.json --link 25gbit --svg modes.svg --html modes.html": plans,
     "fcdp-plan search gpt.json --link 25gbit": plans,
+    "fcdp-plan describe --layers 4 --hidden 4096 --heads 32 --vocab 250000 --untied -o large.json": plans,
+    "fcdp-plan search large.json --link 100gbit --gpu-memory 7GB": plans_a_split,
     "fcdp-plan search gpt.json --link 25gbit -o plan.json": plans,
     "fcdp-plan profile -o job.json -- train.py --steps 20": is_shown_to_the_planner,
     "fcdp-plan compare job.json --cluster measured --on-cpus --link 1gbit": is_shown_to_the_planner,

@@ -13,7 +13,7 @@
 #include <math.h>
 
 #include "tests/comm/random.h"
-#include "tools/plan/search.h"
+#include "tools/plan/choices.h"
 
 enum { MOST = 7, CHOICES = 5, INSTANCES = 200, LAYERS = 100, ALL_STATES = 1 << 20, SOME_STATES = 1 << 11 };
 
@@ -74,7 +74,8 @@ static void finds_what_enumeration_finds(void **state) {
         plan_found found;
         instance_make(&x, &random);
         double best = enumerate(&x, 0, 0, 0, 0);
-        assert_true(plan_search(x.choices, x.n, CHOICES, x.device, x.host, ALL_STATES, chosen, &found));
+        assert_true(
+            plan_search(x.choices, x.n, CHOICES, x.device, x.host, INFINITY, ALL_STATES, chosen, &found));
         assert_int_equal(found.fits, isfinite(best));
         if (!found.fits) continue;
         n_fit++;
@@ -83,6 +84,29 @@ static void finds_what_enumeration_finds(void **state) {
         check_sums(&x, chosen, &found);
     }
     assert_true(n_fit > INSTANCES / 4);
+}
+
+/* A caller that has a solution is given a better one, or none; no prices give a bound above the best. */
+static void only_better_solutions_are_found(void **state) {
+    (void)state;
+    test_random random = {random_seed("plan_search", (uint64_t)time(NULL))};
+    for (int k = 0; k < INSTANCES; k++) {
+        instance x;
+        uint8_t chosen[MOST];
+        plan_found found;
+        instance_make(&x, &random);
+        double best = enumerate(&x, 0, 0, 0, 0);
+        double prices[] = {random_below(&random, 100) / 1e5, random_below(&random, 2) / 1e4};
+        assert_true(plan_search_bound(x.choices, x.n, CHOICES, x.device, x.host, prices) <= best + 1e-9);
+        if (isinf(best)) continue;
+        assert_true(plan_search(x.choices, x.n, CHOICES, x.device, x.host, best, ALL_STATES, chosen, &found));
+        assert_true(!found.fits && fabs(found.bound - best) < 1e-9);
+        double known = best + 1;
+        assert_true(
+            plan_search(x.choices, x.n, CHOICES, x.device, x.host, known, ALL_STATES, chosen, &found));
+        assert_true(found.fits && fabs(found.seconds - best) < 1e-9);
+        check_sums(&x, chosen, &found);
+    }
 }
 
 /* With room for few states what is found may be worse, but says by how much at most. */
@@ -95,7 +119,7 @@ static void few_states_leave_a_true_bound(void **state) {
         plan_found found;
         instance_make(&x, &random);
         double best = enumerate(&x, 0, 0, 0, 0);
-        assert_true(plan_search(x.choices, x.n, CHOICES, x.device, x.host, 2, chosen, &found));
+        assert_true(plan_search(x.choices, x.n, CHOICES, x.device, x.host, INFINITY, 2, chosen, &found));
         assert_true(found.bound <= best + 1e-9);
         if (!found.fits) continue;
         check_sums(&x, chosen, &found);
@@ -126,7 +150,8 @@ static void a_job_s_layers_take_seconds(void **state) {
         all += bytes;
     }
     clock_t begin = clock();
-    assert_true(plan_search(choices, LAYERS, PLAN_N_TIERS, all / 3, all / 3, SOME_STATES, chosen, &found));
+    assert_true(
+        plan_search(choices, LAYERS, PLAN_N_TIERS, all / 3, all / 3, INFINITY, SOME_STATES, chosen, &found));
     double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
     printf("%d regions: %.2f s of a CPU, %.6g s, bound %.6g s\n", LAYERS, seconds, found.seconds,
            found.bound);
@@ -157,7 +182,7 @@ static void kept_regions_are_spaced_evenly(void **state) {
             before[kind][tiers[i]]++;
         }
         plan_job job = {.n_regions = n, .regions = regions};
-        plan_tiers_spread(&job, tiers);
+        plan_tiers_spread(&job, NULL, tiers);
         for (size_t i = 0; i < n; i++) {
             size_t kind = (size_t)regions[i].trainable, total = 0;
             of_kind[kind]++;
@@ -172,9 +197,8 @@ static void kept_regions_are_spaced_evenly(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(finds_what_enumeration_finds),
-        cmocka_unit_test(few_states_leave_a_true_bound),
-        cmocka_unit_test(a_job_s_layers_take_seconds),
+        cmocka_unit_test(finds_what_enumeration_finds),   cmocka_unit_test(only_better_solutions_are_found),
+        cmocka_unit_test(few_states_leave_a_true_bound),  cmocka_unit_test(a_job_s_layers_take_seconds),
         cmocka_unit_test(kept_regions_are_spaced_evenly),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,13 +7,15 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/base.h"
+#include "tools/plan/choices.h"
 #include "tools/plan/memory.h"
-#include "tools/plan/search.h"
 #include "tools/plan/shape.h"
 #include "tools/plan/simulate.h"
+#include "tools/plan/split.h"
 
 /* double, uint32_t, bool; MEASURED: a double that may be left out, and is 0 then. */
 typedef enum kind { NUMBER, WHOLE, FLAG, MEASURED } kind;
@@ -63,7 +65,19 @@ static const field region_fields[] = {FIELD(plan_region, trainable, NUMBER),
                                       FIELD(plan_region, backward_seconds, MEASURED),
                                       FIELD(plan_region, unshard_seconds, MEASURED),
                                       FIELD(plan_region, reduce_seconds, MEASURED),
+                                      FIELD(plan_region, beside, MEASURED),
+                                      FIELD(plan_region, forward_copied_bytes, MEASURED),
+                                      FIELD(plan_region, backward_copied_bytes, MEASURED),
+                                      FIELD(plan_region, extra_gathers, MEASURED),
                                       FIELD(plan_region, stays, FLAG),
+                                      END};
+static const field linear_fields[] = {FIELD(plan_linear, rows, NUMBER),
+                                      FIELD(plan_linear, trainable, NUMBER),
+                                      FIELD(plan_linear, frozen, NUMBER),
+                                      FIELD(plan_linear, share, NUMBER),
+                                      FIELD(plan_linear, input_bytes, NUMBER),
+                                      FIELD(plan_linear, output_bytes, NUMBER),
+                                      FIELD(plan_linear, extra_gathers, MEASURED),
                                       END};
 static const field constant_fields[] = {FIELD(plan_constants, usable, NUMBER),
                                         FIELD(plan_constants, activation_bytes, NUMBER),
@@ -124,6 +138,11 @@ static const field found_fields[] = {FIELD(plan_found, seconds, NUMBER),
                                      FIELD(plan_found, fits, FLAG),
                                      END};
 
+static const field limit_fields[] = {
+    FIELD(plan_limits, device_bytes, NUMBER), FIELD(plan_limits, host_bytes, NUMBER),
+    FIELD(plan_limits, ahead, WHOLE),         FIELD(plan_limits, n_splits, WHOLE),
+    FIELD(plan_limits, max_states, WHOLE),    END};
+
 static bool set_field(void *at, kind kind, PyObject *value, const char *name) {
     double number = PyFloat_AsDouble(value);
     if (PyErr_Occurred()) return false;
@@ -183,14 +202,17 @@ static PyObject *to_dict(const field *fields, const void *from) {
 typedef struct arguments {
     plan_job job;
     plan_region *regions;
+    plan_linear *linears;
     plan_cluster cluster;
-    uint8_t *tiers;
+    uint8_t *tiers, *parts;
     unsigned mode;
 } arguments;
 
 static void arguments_free(arguments *a) {
     free(a->regions);
+    free(a->linears);
     free(a->tiers);
+    free(a->parts);
 }
 
 static bool take_regions(PyObject *list, arguments *a) {
@@ -205,6 +227,46 @@ static bool take_regions(PyObject *list, arguments *a) {
         if (!from_dict(PyList_GetItem(list, i), region_fields, &a->regions[i])) return false;
     a->job.n_regions = (size_t)n;
     a->job.regions = a->regions;
+    return true;
+}
+
+/* `lists`: of each region its linear layers. */
+static bool take_linears(PyObject *lists, arguments *a) {
+    size_t n = a->job.n_regions, n_all = 0;
+    bool is_good = PyList_Check(lists) && (size_t)PyList_Size(lists) == n;
+    for (size_t i = 0; is_good && i < n; i++) {
+        PyObject *list = PyList_GetItem(lists, (Py_ssize_t)i);
+        is_good = PyList_Check(list);
+        n_all += is_good ? (size_t)PyList_Size(list) : 0;
+    }
+    if (!is_good) {
+        PyErr_SetString(PyExc_ValueError, "a list of linear layers per region is expected");
+        return false;
+    }
+    plan_linear *next = a->linears = calloc(n_all + 1, sizeof *next);
+    if (!next) return PyErr_NoMemory(), false;
+    for (size_t i = 0; i < n; i++) {
+        PyObject *list = PyList_GetItem(lists, (Py_ssize_t)i);
+        a->regions[i].linears = next;
+        a->regions[i].n_linears = (size_t)PyList_Size(list);
+        for (size_t k = 0; k < a->regions[i].n_linears; k++)
+            if (!from_dict(PyList_GetItem(list, (Py_ssize_t)k), linear_fields, next++)) return false;
+    }
+    return true;
+}
+
+/* `parts`: a byte per region, of what can be. */
+static bool take_parts(const char *bytes, Py_ssize_t n, arguments *a) {
+    bool is_good = (size_t)n == a->job.n_regions;
+    for (Py_ssize_t i = 0; is_good && i < n; i++)
+        is_good = bytes[i] >= 1 && plan_can_split(&a->regions[i], (uint8_t)bytes[i]);
+    if (!is_good) {
+        PyErr_SetString(PyExc_ValueError, "a number of parts per region is expected");
+        return false;
+    }
+    a->parts = malloc((size_t)n);
+    if (!a->parts) return PyErr_NoMemory(), false;
+    for (Py_ssize_t i = 0; i < n; i++) a->parts[i] = (uint8_t)bytes[i];
     return true;
 }
 
@@ -346,15 +408,15 @@ static PyObject *simulate(PyObject *self, PyObject *args) {
     return result;
 }
 
-/* ([tier], dict) of what plan_search gives; the list is None where nothing fits. */
+/* ([choice], dict) of what plan_search gives. */
 static PyObject *search_choices(const plan_choice *choices, size_t n, size_t n_choices, double device,
                                 double host, size_t max_states) {
     uint8_t *chosen = calloc(n + 1, 1);
     plan_found found;
     bool is_good = false;
     if (chosen) {
-        Py_BEGIN_ALLOW_THREADS is_good = plan_search(choices, n, n_choices, device, host, max_states, chosen,
-                                                     &found);
+        Py_BEGIN_ALLOW_THREADS is_good = plan_search(choices, n, n_choices, device, host, INFINITY,
+                                                     max_states, chosen, &found);
         Py_END_ALLOW_THREADS
     }
     PyObject *result = NULL;
@@ -366,43 +428,89 @@ static PyObject *search_choices(const plan_choice *choices, size_t n, size_t n_c
     return result;
 }
 
-/* spread_tiers(costs, regions, cluster, tiers) -> bytes */
+/* spread_tiers(costs, regions, cluster, tiers, parts) -> bytes */
 static PyObject *spread_tiers(PyObject *self, PyObject *args) {
     PyObject *costs, *regions, *cluster, *result = NULL;
-    const char *tiers;
-    Py_ssize_t n_tiers;
+    const char *tiers, *parts;
+    Py_ssize_t n_tiers, n_parts;
     arguments a = {0};
     (void)self;
-    if (!PyArg_ParseTuple(args, "OOOy#:spread_tiers", &costs, &regions, &cluster, &tiers, &n_tiers))
+    if (!PyArg_ParseTuple(args, "OOOy#y#:spread_tiers", &costs, &regions, &cluster, &tiers, &n_tiers, &parts,
+                          &n_parts))
         return NULL;
     if (take_job(costs, regions, cluster, PLAN_FCDP, tiers, n_tiers, &a)) {
-        plan_tiers_spread(&a.job, a.tiers);
-        result = PyBytes_FromStringAndSize((const char *)a.tiers, (Py_ssize_t)a.job.n_regions);
+        if ((size_t)n_parts == a.job.n_regions) {
+            plan_tiers_spread(&a.job, (const uint8_t *)parts, a.tiers);
+            result = PyBytes_FromStringAndSize((const char *)a.tiers, (Py_ssize_t)a.job.n_regions);
+        } else {
+            PyErr_SetString(PyExc_ValueError, "a number of parts per region is expected");
+        }
     }
     arguments_free(&a);
     return result;
 }
 
-/* search_tiers(costs, regions, cluster, device_budget, host_budget, max_states) -> (bytes, dict) */
-static PyObject *search_tiers(PyObject *self, PyObject *args) {
-    PyObject *costs, *regions, *cluster, *result = NULL;
-    double device, host;
-    Py_ssize_t max_states;
+static PyObject *list_of_pieces(const arguments *a, uint32_t ahead) {
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list && i < a->job.n_regions; i++) {
+        size_t n = plan_split_n_pieces(&a->regions[i], a->parts[i]);
+        plan_region *pieces = calloc(n, sizeof *pieces);
+        PyObject *own = pieces ? PyList_New(0) : PyErr_NoMemory();
+        if (own) plan_split(&a->regions[i], &a->job, a->parts[i], ahead, pieces);
+        for (size_t k = 0; own && k < n; k++) {
+            PyObject *dict = to_dict(region_fields, &pieces[k]);
+            if (!dict || PyList_Append(own, dict) < 0) Py_CLEAR(own);
+            Py_XDECREF(dict);
+        }
+        if (!own || PyList_Append(list, own) < 0) Py_CLEAR(list);
+        Py_XDECREF(own);
+        free(pieces);
+    }
+    return list;
+}
+
+/* split(costs, regions, linears, parts, ahead) -> [[region]] */
+static PyObject *split(PyObject *self, PyObject *args) {
+    PyObject *costs, *regions, *linears, *result = NULL;
+    const char *parts;
+    Py_ssize_t n_parts;
+    unsigned ahead;
     arguments a = {0};
     (void)self;
-    if (!PyArg_ParseTuple(args, "OOOddn:search_tiers", &costs, &regions, &cluster, &device, &host,
-                          &max_states))
+    if (!PyArg_ParseTuple(args, "OOOy#I:split", &costs, &regions, &linears, &parts, &n_parts, &ahead))
         return NULL;
-    if (from_dict(costs, cost_fields, &a.job) && take_regions(regions, &a) &&
-        take_cluster(cluster, &a.cluster)) {
-        plan_choice *choices = calloc(a.job.n_regions * PLAN_N_TIERS, sizeof *choices);
-        if (!choices)
+    if (from_dict(costs, cost_fields, &a.job) && take_regions(regions, &a) && take_linears(linears, &a) &&
+        take_parts(parts, n_parts, &a))
+        result = list_of_pieces(&a, ahead);
+    arguments_free(&a);
+    return result;
+}
+
+/* choose(costs, regions, linears, cluster, limits) -> (tiers, parts, dict) */
+static PyObject *choose(PyObject *self, PyObject *args) {
+    PyObject *costs, *regions, *linears, *cluster, *limits_dict, *result = NULL;
+    arguments a = {0};
+    plan_limits limits;
+    plan_found found;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOOOO:choose", &costs, &regions, &linears, &cluster, &limits_dict))
+        return NULL;
+    if (from_dict(costs, cost_fields, &a.job) && take_regions(regions, &a) && take_linears(linears, &a) &&
+        take_cluster(cluster, &a.cluster) && from_dict(limits_dict, limit_fields, &limits)) {
+        bool is_good = limits.n_splits >= 1 && limits.n_splits <= PLAN_N_SPLITS && limits.max_states >= 1;
+        if (!is_good) PyErr_Format(PyExc_ValueError, "1 to %d splits, and room for a state", PLAN_N_SPLITS);
+        if (is_good && (!(a.tiers = calloc(a.job.n_regions, 1)) || !(a.parts = calloc(a.job.n_regions, 1)))) {
             PyErr_NoMemory();
-        else if (!plan_tier_choices(&a.job, &a.cluster, choices))
-            raise_failure();
-        else
-            result = search_choices(choices, a.job.n_regions, PLAN_N_TIERS, device, host, (size_t)max_states);
-        free(choices);
+            is_good = false;
+        }
+        if (is_good) {
+            Py_BEGIN_ALLOW_THREADS is_good = plan_choose(&a.job, &a.cluster, &limits, a.tiers, a.parts,
+                                                         &found);
+            Py_END_ALLOW_THREADS Py_ssize_t n = (Py_ssize_t)a.job.n_regions;
+            result = is_good ? Py_BuildValue("(y#y#N)", (const char *)a.tiers, n, (const char *)a.parts, n,
+                                             to_dict(found_fields, &found))
+                             : raise_failure();
+        }
     }
     arguments_free(&a);
     return result;
@@ -453,10 +561,12 @@ static PyMethodDef methods[] = {
     {"simulate", simulate, METH_VARARGS,
      "simulate(costs, regions, cluster, mode, tiers, schedule) -> dict, per step"},
     {"spread_tiers", spread_tiers, METH_VARARGS,
-     "spread_tiers(costs, regions, cluster, tiers) -> tiers, those on the device evenly among regions that "
-     "are alike"},
-    {"search_tiers", search_tiers, METH_VARARGS,
-     "search_tiers(costs, regions, cluster, device_bytes, host_bytes, max_states) -> (tiers, dict)"},
+     "spread_tiers(costs, regions, cluster, tiers, parts) -> tiers, those on the device evenly among regions "
+     "that are alike"},
+    {"split", split, METH_VARARGS,
+     "split(costs, regions, linears, parts, ahead) -> of each region the list of its pieces"},
+    {"choose", choose, METH_VARARGS,
+     "choose(costs, regions, linears, cluster, limits) -> (tiers, parts, dict)"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -479,5 +589,6 @@ PyMODINIT_FUNC PyInit__plan(void) {
         if (PyModule_AddIntConstant(m, modes[i], i) < 0) Py_CLEAR(m);
     for (int i = 0; m && i < PLAN_N_TIERS; i++)
         if (PyModule_AddIntConstant(m, tiers[i], i) < 0) Py_CLEAR(m);
+    if (m && PyModule_AddIntConstant(m, "N_SPLITS", PLAN_N_SPLITS) < 0) Py_CLEAR(m);
     return m;
 }

@@ -31,6 +31,15 @@ typedef enum plan_tier {
     PLAN_N_TIERS
 } plan_tier;
 
+/* A linear layer of a region, which fcdp.split() can cut by its rows. */
+typedef struct plan_linear {
+    double rows;
+    double trainable, frozen;         /* parameters, of the region's */
+    double share;                     /* of what the region computes */
+    double input_bytes, output_bytes; /* of a micro-batch, on one GPU */
+    double extra_gathers;             /* of a part, in backward: for what is recomputed there; 0 */
+} plan_linear;
+
 typedef struct plan_region {
     double trainable, frozen;             /* parameters */
     double forward_flops, backward_flops; /* of a step, on one GPU */
@@ -40,7 +49,13 @@ typedef struct plan_region {
     /* What FSDP2 itself computes in an unshard and in a reduction, beside the collective: copies in and out,
      * on CPUs, and only counted there (host_computes). Measured; 0: it is not. */
     double unshard_seconds, reduce_seconds;
-    bool stays; /* gathered from its forward to its backward: FSDP2's root */
+    /* Of a part of a linear layer (split.h): parameters that are gathered beside it, and counted nowhere
+     * else; bytes of the GPU's memory that are copied because there are parts. */
+    double beside, forward_copied_bytes, backward_copied_bytes;
+    double extra_gathers; /* as the layer's */
+    bool stays;           /* gathered from its forward to its backward: FSDP2's root */
+    size_t n_linears;
+    const plan_linear *linears; /* NULL: none can be split */
 } plan_region;
 
 typedef struct plan_job {
@@ -60,14 +75,21 @@ static inline double plan_parameters(const plan_region *region) {
     return region->trainable + region->frozen;
 }
 
+/* Parameters that are gathered while it is used, beside the regions that stay. */
+static inline double plan_gathered(const plan_region *region) {
+    return (region->stays ? 0 : plan_parameters(region)) + region->beside;
+}
+
 /* Seconds of computing, of one micro-batch. */
 static inline double plan_forward_seconds(const plan_region *region, const plan_cluster *cluster) {
-    return region->forward_seconds > 0 ? plan_measured(cluster, region->forward_seconds)
-                                       : plan_seconds(region->forward_flops, cluster->flops);
+    double copies = plan_seconds(region->forward_copied_bytes, cluster->memory_rate);
+    return copies + (region->forward_seconds > 0 ? plan_measured(cluster, region->forward_seconds)
+                                                 : plan_seconds(region->forward_flops, cluster->flops));
 }
 static inline double plan_backward_seconds(const plan_region *region, const plan_cluster *cluster) {
-    return region->backward_seconds > 0 ? plan_measured(cluster, region->backward_seconds)
-                                        : plan_seconds(region->backward_flops, cluster->flops);
+    double copies = plan_seconds(region->backward_copied_bytes, cluster->memory_rate);
+    return copies + (region->backward_seconds > 0 ? plan_measured(cluster, region->backward_seconds)
+                                                  : plan_seconds(region->backward_flops, cluster->flops));
 }
 
 #endif

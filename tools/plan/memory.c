@@ -1,15 +1,15 @@
 /* memory.c - the sums of memory.h.
  *
  * The peak is taken at the end of forward: all activations are there, and the last region is gathered, beside
- * those that stay. What backward adds (a region ahead, a region's gradients) comes as activations go.
+ * those that stay. What backward adds (a region ahead, a region's gradients) comes as activations go. Of a
+ * layer in parts, those ahead count as well, as the layer would be gathered whole otherwise.
  */
 #include "tools/plan/memory.h"
 
 static double largest(const plan_job *job) {
     double most = 0;
     for (size_t i = 0; i < job->n_regions; i++)
-        if (!job->regions[i].stays && plan_parameters(&job->regions[i]) > most)
-            most = plan_parameters(&job->regions[i]);
+        if (!job->regions[i].stays) most = fmax(most, plan_gathered(&job->regions[i]));
     return most * job->parameter_bytes;
 }
 

@@ -10,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/plan/moves.h"
-
 enum { ROUNDS = 400 };
 
 typedef struct state {
@@ -27,7 +25,9 @@ typedef struct search {
     double *rest;     /* [i]: the bound of regions i and on, their bytes priced */
     double *least[2]; /* [i]: bytes that regions i and on take at least */
     double best;      /* seconds of the best solution that is known */
+    bool has_found;   /* it is best_chosen, and not the caller's */
     uint8_t *best_chosen;
+    size_t n_states;
     double dropped; /* the least bound of the states that there was no room for */
 } search;
 
@@ -40,10 +40,10 @@ static double priced(const search *s, const plan_choice *choice) {
 }
 
 /* The cheapest choices at the prices; their sum, less what the budgets are worth, is a bound. `used`:
- * bytes that they take. `chosen`, if not NULL. */
-static double relax(const search *s, double used[2], double *seconds, uint8_t *chosen) {
+ * bytes that they take. */
+static double relax(const search *s, double used[2], uint8_t *chosen) {
     double bound = -s->price[0] * s->budget[0] - s->price[1] * s->budget[1];
-    used[0] = used[1] = *seconds = 0;
+    used[0] = used[1] = 0;
     for (size_t i = 0; i < s->n; i++) {
         size_t best = 0;
         for (size_t c = 1; c < s->n_choices; c++)
@@ -52,8 +52,7 @@ static double relax(const search *s, double used[2], double *seconds, uint8_t *c
         bound += priced(s, b);
         used[0] += b->device_bytes;
         used[1] += b->host_bytes;
-        *seconds += b->seconds;
-        if (chosen) chosen[i] = (uint8_t)best;
+        chosen[i] = (uint8_t)best;
     }
     return bound;
 }
@@ -69,6 +68,7 @@ static void offer(search *s, const uint8_t *chosen) {
     }
     if (used[0] > s->budget[0] || used[1] > s->budget[1] || !(seconds < s->best)) return;
     s->best = seconds;
+    s->has_found = true;
     memcpy(s->best_chosen, chosen, s->n);
 }
 
@@ -106,9 +106,9 @@ static void offer_greedy(search *s, uint8_t *chosen) {
 /* Raises prices along what the choices take over the budgets, by Polyak's step: as far as the bound would
  * have to grow to meet what is known. Keeps those of the best bound. In units of a whole budget. */
 static void set_prices(search *s, uint8_t *chosen) {
-    double used[2], seconds, best = -INFINITY, kept[2] = {0, 0}, pace = 1;
+    double used[2], best = -INFINITY, kept[2] = {0, 0}, pace = 1;
     for (int round = 0; round < ROUNDS; round++) {
-        double bound = relax(s, used, &seconds, chosen), over[2], length = 0;
+        double bound = relax(s, used, chosen), over[2], length = 0;
         offer(s, chosen);
         offer_greedy(s, chosen);
         if (bound > best) {
@@ -247,6 +247,7 @@ static void take_best(search *s, state *const *levels, const size_t *counts) {
     for (size_t k = 0; k < counts[s->n]; k++)
         if (levels[s->n][k].seconds < s->best) {
             s->best = levels[s->n][k].seconds;
+            s->has_found = true;
             best = k;
         }
     if (best == counts[s->n]) return;
@@ -264,6 +265,7 @@ static bool run(search *s) {
     for (size_t i = 0; is_good && i < s->n; i++)
         is_good = (levels[i + 1] = extend(s, i, levels[i], counts[i], &counts[i + 1])) != NULL;
     if (is_good) take_best(s, levels, counts);
+    for (size_t i = 0; is_good && i <= s->n; i++) s->n_states += counts[i];
     for (size_t i = 0; levels && i <= s->n; i++) free(levels[i]);
     free(levels);
     free(counts);
@@ -271,13 +273,14 @@ static bool run(search *s) {
 }
 
 bool plan_search(const plan_choice *choices, size_t n, size_t n_choices, double device_budget,
-                 double host_budget, size_t max_states, uint8_t *chosen_out, plan_found *found_out) {
+                 double host_budget, double known, size_t max_states, uint8_t *chosen_out,
+                 plan_found *found_out) {
     search s = {.choices = choices,
                 .n = n,
                 .n_choices = n_choices,
                 .max_states = max_states,
                 .budget = {device_budget, host_budget},
-                .best = INFINITY,
+                .best = known,
                 .dropped = INFINITY};
     uint8_t *room = malloc(n + 1);
     s.best_chosen = malloc(n + 1);
@@ -288,8 +291,10 @@ bool plan_search(const plan_choice *choices, size_t n, size_t n_choices, double 
         is_good = set_rest(&s) && run(&s);
     }
     if (is_good) {
-        *found_out = (plan_found){.fits = isfinite(s.best), .is_exact = s.dropped >= s.best};
+        *found_out = (plan_found){
+            .fits = s.has_found, .is_exact = s.dropped >= s.best, .n_states = s.n_states};
         found_out->bound = fmin(s.dropped, s.best);
+        memcpy(found_out->price, s.price, sizeof s.price);
         for (size_t i = 0; found_out->fits && i < n; i++) {
             const plan_choice *c = choice_at(&s, i, s.best_chosen[i]);
             chosen_out[i] = s.best_chosen[i];
@@ -306,95 +311,14 @@ bool plan_search(const plan_choice *choices, size_t n, size_t n_choices, double 
     return is_good;
 }
 
-/* ---- the choices of a job ---- */
-
-/* Of one unshard alone: the slowest link, if all of them work side by side. */
-static double slowest_leg(const plan_cluster *c, const plan_bytes *b, double inter_bytes) {
-    double pcie = plan_copy_rate(c);
-    double most = plan_seconds(inter_bytes, c->inter_rate) + b->inter_hops * c->inter_latency_s;
-    most = fmax(most, plan_seconds(b->node, c->node_rate) + b->node_hops * c->node_latency_s);
-    most = fmax(most, plan_seconds(b->to_device, pcie));
-    most = fmax(most, plan_seconds(b->to_host, pcie));
-    return fmax(most, plan_seconds(b->file, c->file_rate));
-}
-
-static void sum_bytes(plan_bytes *sum, const plan_bytes *more) {
-    sum->inter += more->inter;
-    sum->node += more->node;
-    sum->to_device += more->to_device;
-    sum->to_host += more->to_host;
-    sum->file += more->file;
-    sum->inter_hops += more->inter_hops;
-    sum->node_hops += more->node_hops;
-}
-
-static bool choose_one(const plan_job *job, const plan_cluster *cluster, size_t i, plan_tier tier,
-                       plan_choice *choice_out) {
-    const plan_region *region = &job->regions[i];
-    const plan_region *before = i ? region - 1 : region,
-                      *behind = i + 1 < job->n_regions ? region + 1 : region;
-    double bytes = plan_parameters(region) * job->parameter_bytes;
-    double reduced = plan_flat_ring(cluster, region->trainable * job->gradient_bytes).inter;
-    plan_bytes forward = {0}, backward = {0};
-    if (tier == PLAN_GATHERED) {
-        forward = plan_flat_ring(cluster, bytes);
-        backward = region->stays ? (plan_bytes){0} : forward;
-    } else {
-        plan_engine_moves first, again;
-        if (!plan_engine_moves_make(cluster, job, region, tier, false, true, &first) ||
-            !plan_engine_moves_make(cluster, job, region, tier, false, false, &again))
-            return false;
-        sum_bytes(&forward, &first.gather);
-        sum_bytes(&forward, &first.node);
-        sum_bytes(&forward, &first.store);
-        sum_bytes(&forward, &first.restore);
-        if (!region->stays) backward = again.restore;
+double plan_search_bound(const plan_choice *choices, size_t n, size_t n_choices, double device_budget,
+                         double host_budget, const double price[2]) {
+    search s = {.choices = choices, .n_choices = n_choices, .price = {price[0], price[1]}};
+    double bound = -price[0] * device_budget - price[1] * host_budget;
+    for (size_t i = 0; i < n; i++) {
+        double best = INFINITY;
+        for (size_t c = 0; c < n_choices; c++) best = fmin(best, priced(&s, choice_at(&s, i, c)));
+        bound += best;
     }
-    double held = slowest_leg(cluster, &forward, forward.inter);
-    *choice_out = (plan_choice){.seconds = fmax(held, plan_forward_seconds(before, cluster))};
-    held = slowest_leg(cluster, &backward, backward.inter + reduced);
-    choice_out->seconds += fmax(held, plan_backward_seconds(behind, cluster));
-    if (tier == PLAN_ON_DEVICE && !region->stays) choice_out->device_bytes = bytes;
-    if (tier == PLAN_BY_SLICE || tier == PLAN_WHOLE) choice_out->host_bytes = bytes;
-    if (tier == PLAN_IN_FILE && cluster->file_rate <= 0) choice_out->seconds = INFINITY;
-    return true;
-}
-
-bool plan_tier_choices(const plan_job *job, const plan_cluster *cluster, plan_choice *choices_out) {
-    for (size_t i = 0; i < job->n_regions; i++)
-        for (int tier = 0; tier < PLAN_N_TIERS; tier++)
-            if (!choose_one(job, cluster, i, (plan_tier)tier, &choices_out[i * PLAN_N_TIERS + (size_t)tier]))
-                return false;
-    return true;
-}
-
-static bool are_alike(const plan_region *a, const plan_region *b) {
-    return a->trainable == b->trainable && a->frozen == b->frozen && a->stays == b->stays &&
-           a->forward_flops == b->forward_flops && a->backward_flops == b->backward_flops &&
-           a->forward_seconds == b->forward_seconds && a->backward_seconds == b->backward_seconds;
-}
-
-/* The next region from `i` on that is like `of`; n: none. */
-static size_t next_alike(const plan_job *job, size_t of, size_t i) {
-    while (i < job->n_regions && !are_alike(&job->regions[of], &job->regions[i])) i++;
-    return i;
-}
-
-void plan_tiers_spread(const plan_job *job, uint8_t *tiers) {
-    for (size_t first = 0; first < job->n_regions; first++) {
-        if (next_alike(job, first, 0) < first) continue; /* spread with an earlier one */
-        size_t n = 0, n_kept = 0, k = 0, counts[PLAN_N_TIERS] = {0};
-        for (size_t i = first; i < job->n_regions; i = next_alike(job, first, i + 1)) {
-            counts[tiers[i]]++;
-            n++;
-        }
-        n_kept = counts[PLAN_ON_DEVICE];
-        for (size_t i = first; i < job->n_regions; i = next_alike(job, first, i + 1), k++) {
-            uint8_t tier = PLAN_ON_DEVICE;
-            if ((k + 1) * n_kept / n == k * n_kept / n)
-                for (tier = PLAN_ON_DEVICE + 1; !counts[tier]; tier++) continue;
-            counts[tier]--;
-            tiers[i] = tier;
-        }
-    }
+    return bound;
 }

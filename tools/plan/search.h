@@ -1,4 +1,4 @@
-/* search.h - which tier each region has, so that the step is shortest within the memory of a GPU and of a
+/* search.h - which choice each region has, so that the step is shortest within the memory of a GPU and of a
  * node.
  *
  * Exact for costs that add up: every choice has seconds, bytes of the device and bytes of the host, and
@@ -13,34 +13,29 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "tools/plan/simulate.h"
-
 typedef struct plan_choice {
     double seconds, device_bytes, host_bytes; /* infinite seconds: not to be had */
 } plan_choice;
 
 typedef struct plan_found {
     double seconds, device_bytes, host_bytes;
-    double bound; /* no choice takes less; == seconds where is_exact */
+    double bound;    /* no choice takes less; == seconds where is_exact */
+    double price[2]; /* seconds of a byte of the device, and of the host, that gave the best bound */
+    size_t n_states; /* that were kept: the work that it was */
     bool is_exact;
-    bool fits; /* false: no choice fits, and the rest is not written */
+    bool fits; /* false: none fits and takes less than what is known; seconds and bytes are not written */
 } plan_found;
 
-/* `choices`: n x n_choices, of region after region. `chosen_out`: n of them. Budgets are finite.
+/* `choices`: n x n_choices, of region after region. `chosen_out`: n of them. Budgets are finite. `known`:
+ * seconds of a solution that the caller has, so that only a better one is looked for; INFINITY: none.
  * `max_states`: how many to keep at most; with more, the best are kept, and `bound` says what the others
  * could have given. False: no memory. */
 bool plan_search(const plan_choice *choices, size_t n, size_t n_choices, double device_budget,
-                 double host_budget, size_t max_states, uint8_t *chosen_out, plan_found *found_out);
+                 double host_budget, double known, size_t max_states, uint8_t *chosen_out,
+                 plan_found *found_out);
 
-/* The choices of a job's regions, PLAN_N_TIERS each. A region's seconds are those by which a pipeline of
- * one group ahead is held up in its forward and its backward: the larger of what its neighbour computes
- * and what brings it. The device's bytes are those of keeping it. False: as of plan_engine_moves_make. */
-bool plan_tier_choices(const plan_job *job, const plan_cluster *cluster, plan_choice *choices_out);
-
-/* Of several regions that are alike, those that stay on the device are spaced evenly among the others, so
- * that the copies of these are too: a pipeline that has more to copy than to compute for some regions in a
- * row falls behind, which the sums above do not see. Bytes stay as they are; whether it is faster, a
- * simulation says. */
-void plan_tiers_spread(const plan_job *job, uint8_t *tiers);
+/* No choices take less seconds, whatever the prices (0 or more). In O(n x n_choices). */
+double plan_search_bound(const plan_choice *choices, size_t n, size_t n_choices, double device_budget,
+                         double host_budget, const double price[2]);
 
 #endif

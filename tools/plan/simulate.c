@@ -318,6 +318,8 @@ static void build(program *p) {
         }
         agree(p, BACKWARD);
         for (size_t i = n; i-- > 0;) {
+            for (int again = 0; again < p->job->regions[i].extra_gathers; again++)
+                unshard(p, i, BACKWARD, false, needs);
             unshard(p, i, BACKWARD, m == 0, needs);
             compute(p, plan_backward_seconds(&p->job->regions[i], p->cluster), needs);
             if (p->failed) return;

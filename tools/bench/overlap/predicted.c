@@ -5,9 +5,11 @@
  * host. */
 #include "tools/bench/overlap/predicted.h"
 
+#include <math.h>
 #include <string.h>
 
-#include "tools/plan/search.h"
+#include "tools/plan/choices.h"
+#include "tools/plan/simulate.h"
 
 static const double GROUP_BYTES = (double)N_RANKS * SHARD_BYTES;
 enum { MAX_STATES = 1 << 13 };
@@ -68,12 +70,13 @@ double planned_ms(const scenario *s, uint32_t prefetch, double device_bytes, uin
     uint8_t tiers[N_GROUPS];
     double best_ms = -1;
     describe(s, &d);
-    if (!plan_tier_choices(&d.job, &d.cluster, choices) ||
-        !plan_search(choices, N_GROUPS, PLAN_N_TIERS, device_bytes, 1e30, MAX_STATES, tiers, &found) ||
+    double all_bytes = device_bytes + GROUP_BYTES; /* the root's stay */
+    if (!plan_choices_make(&d.job, &d.cluster, prefetch, 1, choices, NULL) ||
+        !plan_search(choices, N_GROUPS, PLAN_N_TIERS, all_bytes, 1e30, INFINITY, MAX_STATES, tiers, &found) ||
         !found.fits)
         return -1;
     better_take(s, prefetch, tiers, tiers_out, &best_ms);
-    plan_tiers_spread(&d.job, tiers);
+    plan_tiers_spread(&d.job, NULL, tiers);
     better_take(s, prefetch, tiers, tiers_out, &best_ms);
     for (int tier = 0; tier < PLAN_N_TIERS; tier++) {
         memset(tiers, tier, sizeof tiers);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import json
 
-from fcdp_plan import _plan, profile
+from fcdp_plan import _plan, profile, splits
 
 SCHEMA = "fcdp-plan-plan/1"
 TIERS = {
@@ -25,7 +25,12 @@ def schema() -> dict:
 def make(job: dict, found: dict, prefetch: int) -> dict:
     """`found`: what search has found for the job."""
     step, memory = found["step"], found["memory"]
-    counts = ("trainable", "frozen")
+    regions = []
+    for region, tier, parts in zip(job["regions"], found["tiers"], found["parts"]):
+        for group in splits.groups(region, parts):
+            counts = {key: round(group[key]) for key in ("trainable", "frozen")}
+            regions.append({"name": group["name"], **counts, "tier": TIERS[tier]})
+    chosen = splits.chosen(job, found["parts"])
     return {
         "schema": SCHEMA,
         "prefetch": prefetch,
@@ -37,10 +42,8 @@ def make(job: dict, found: dict, prefetch: int) -> dict:
             "file_bytes": round(memory["file"]),
             "sent_bytes": round(step["forward_inter"] + step["backward_inter"]),
         },
-        "regions": [
-            {"name": region["name"], **{key: round(region[key]) for key in counts}, "tier": TIERS[tier]}
-            for region, tier in zip(job["regions"], found["tiers"])
-        ],
+        **({"splits": chosen} if chosen else {}),
+        "regions": regions,
     }
 
 

@@ -10,7 +10,7 @@ import sys
 
 from fcdp_memtrace.arguments import at_least, within
 from fcdp_memtrace.replace import replacing
-from fcdp_plan import shapes
+from fcdp_plan import shapes, splits
 from fcdp_plan.failure import Error
 
 ABOUT = """\
@@ -33,13 +33,17 @@ def schema() -> dict:
 def make(shape: dict, batch: int, dtype: str) -> dict:
     costs, regions = shapes.describe(shape, batch, dtype)
     names = ["embedding", *(f"layer {i}" for i in range(len(regions) - 2)), "head"]
+    linears = splits.of_shape(shape, regions, batch, costs["parameter_bytes"])
     return {
         "schema": SCHEMA,
         "shape": shape,
         "batch": batch,
         "dtype": dtype,
         "costs": costs,
-        "regions": [{"name": name} | region for name, region in zip(names, regions)],
+        "regions": [
+            {"name": name} | region | ({"linears": own} if own else {})
+            for name, region, own in zip(names, regions, linears)
+        ],
     }
 
 
@@ -50,6 +54,10 @@ def at_batch(profile: dict, batch: int) -> dict:
     times = batch / profile["batch"]
     scaled = ("forward_flops", "backward_flops", "activation_bytes", "forward_seconds", "backward_seconds")
     regions = [r | {key: r[key] * times for key in scaled if key in r} for r in profile["regions"]]
+    for region in regions:
+        if "linears" in region:
+            moved = ("input_bytes", "output_bytes")
+            region["linears"] = [one | {key: one[key] * times for key in moved} for one in region["linears"]]
     costs = profile["costs"] | {"other_bytes": profile["costs"]["other_bytes"] * times}
     return profile | {"batch": batch, "costs": costs, "regions": regions}
 
@@ -100,9 +108,7 @@ def read_json(path: str, of: dict, what: str) -> dict:
     return found
 
 
-def regions_of(profile: dict) -> list[dict]:
-    """What _plan takes."""
-    return [{key: value for key, value in region.items() if key != "name"} for region in profile["regions"]]
+regions_of = splits.regions_of
 
 
 # ---- the command ----

@@ -89,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hidden", type=at_least(1), metavar="H", help="its hidden size")
     parser.add_argument("--heads", type=at_least(1), metavar="N", help="of its attention")
     parser.add_argument("--vocab", type=at_least(1), default=50257, metavar="N", help="default 50257")
+    parser.add_argument("--untied", action="store_true", help="the head has weights of its own, not the embedding's")
     parser.add_argument("--sequence", type=at_least(1), default=384, metavar="TOKENS", help="default 384")
     parser.add_argument("--lora-rank", type=at_least(0), default=0, metavar="R", help="adapters on q, k, v and o")
     parser.add_argument("--recompute", action="store_true", help="activation checkpointing of each layer")
@@ -108,6 +109,7 @@ def of(args: argparse.Namespace) -> dict[str, float]:
             raise Error(f"--hidden {args.hidden} is no multiple of --heads {args.heads}")
         shape = gpt(args.layers, args.hidden, args.heads, args.vocab)
     more = {"sequence": args.sequence, "lora_rank": args.lora_rank}
+    more |= {"tied": 0} if args.untied else {}
     return shape | more | {"recompute": int(args.recompute), "scores": int(args.scores)}
 
 
