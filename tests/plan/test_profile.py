@@ -11,7 +11,8 @@ from test_plan import plan
 measure = pytest.importorskip("fcdp_plan.measure", reason="the wheel is not installed in this interpreter")
 from fcdp_plan.profile import read  # noqa: E402
 
-# Two layers, of which one is frozen and one is used twice; the root's head stays gathered; one layer is never used.
+# Two layers, of which one is frozen and one is used twice; the root's head stays gathered, and has rows enough to be split;
+# one layer is never used.
 JOB = """\
 import os
 import torch
@@ -24,7 +25,7 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.second, self.idle = (nn.Linear(64, 64) for _ in range(3))
-        self.head = nn.Linear(64, 8)
+        self.head = nn.Linear(64, 128)
 
     def forward(self, x):
         return self.head(self.second(self.second(self.first(x)).relu()))
@@ -44,7 +45,7 @@ while True:
     optimizer.step()
     optimizer.zero_grad()
 """
-LAYER, HEAD = 64 * 64 + 64, 64 * 8 + 8
+LAYER, HEAD = 64 * 64 + 64, 64 * 128 + 128
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,9 @@ def test_a_job_s_profile_has_its_groups_in_order(measured):
     assert all(r["forward_seconds"] > 0 and r["unshard_seconds"] > 0 for r in profile["regions"])
     assert profile["regions"][0]["reduce_seconds"] > 0
     assert profile["regions"][1]["activation_bytes"] >= 2 * 64 * 2  # the input of a linear layer, in bfloat16
+    linears = [region.get("linears", []) for region in profile["regions"]]
+    size = {"rows": 128, "columns": 64, "trainable": HEAD, "frozen": 0, "share": 1}
+    assert linears == [[{"name": "head", **size, "input_bytes": 2 * 64 * 2, "output_bytes": 2 * 128 * 2}], [], []]
     assert 0 < costs["step_seconds"] < 1 and profile["machine"]["gpus_per_node"] == 1
     assert "second is used 2 times in a forward" in said and "idle is not used in a step's forward" in said
 
@@ -127,6 +131,37 @@ def test_a_job_that_gives_no_profile_is_said():
     ranks = [report | {"marks": steps, "groups": [{"name": name}]} for name in "ab"]
     with pytest.raises(Error, match="the ranks have different groups, as in a pipeline: .* whose ranks are alike"):
         measure.profile_of(ranks, None, 1, 1)
+
+
+def test_a_layer_that_backward_recomputes_is_gathered_once_more(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    from torch.utils.checkpoint import checkpoint
+
+    from fcdp_plan import watch
+
+    monkeypatch.setenv("RANK", "0")
+    watched, layer, x = watch.Watch(str(tmp_path), 5), torch.nn.Linear(4, 8), torch.ones(2, 4, requires_grad=True)
+    hooks = watched._watch_linears()
+    try:
+        layer(x).sum().backward()
+        assert watched.linears == {id(layer): {"input_bytes": 2 * 4 * 4, "output_bytes": 2 * 8 * 4}}
+        checkpoint(layer, x, use_reentrant=False).sum().backward()
+        assert watched.linears[id(layer)]["extra_gathers"] == 1
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def test_linear_layers_that_are_small_are_not_split():
+    from fcdp_plan import splits
+
+    def linear(rows, columns):
+        return {"name": "x", "rows": rows, "columns": columns, "trainable": rows * columns, "frozen": 0}
+
+    large, rank_8, flat = linear(512, 512), linear(512, 8), linear(127, 4096)
+    group = {"trainable": 4 * 512 * 512, "frozen": 0}
+    assert splits.measured(group, [large, rank_8, flat]) == [large | {"share": 0.25}]
+    assert splits.measured(group, []) == []
 
 
 def test_a_rank_that_does_not_report_is_named(tmp_path):

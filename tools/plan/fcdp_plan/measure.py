@@ -16,6 +16,7 @@ import fcdp_plan
 from fcdp_lab import failure, lab, network
 from fcdp_lab.modes import Mode
 from fcdp_lab.report import Screen
+from fcdp_plan import splits
 from fcdp_plan.failure import Error
 
 WARM_UP = (
@@ -233,6 +234,7 @@ def _region(report: dict, g: int, seconds: dict, uses: dict, micro_batches: int,
     def of(*key: Any) -> float:
         return seconds.get(key, 0.0) / micro_batches
 
+    linears = splits.measured(group, report["linears"][g])
     n_unshards = uses[("forward", g)] / micro_batches + (1 if report["gathers"][g]["backward"] else 0)
     return {
         "name": name,
@@ -246,6 +248,7 @@ def _region(report: dict, g: int, seconds: dict, uses: dict, micro_batches: int,
         "backward_seconds": of("compute", "backward", g),
         "unshard_seconds": of("unshard", g) / n_unshards if report["device"] == "cpu" else 0.0,
         "reduce_seconds": seconds.get(("reduce", g), 0.0) / micro_batches if report["device"] == "cpu" else 0.0,
+        **({"linears": linears} if linears else {}),
     }
 
 

@@ -52,6 +52,8 @@ class Watch:
         self.optimizer: Any = None  # whose steps are counted: the first that steps
         self.optimizer_began = 0.0
         self.seen: set[int] | None = None  # storages that are counted already; None: nothing is
+        self.linears: dict[int, dict[str, Any]] = {}  # bytes in and out of a forward, by a layer's id
+        self.forwards: tuple[Any, ...] = ()  # the hooks that count them
         self.has_reported = False
 
     def install(self) -> None:
@@ -132,6 +134,7 @@ class Watch:
         if kind == "forward" and self.made == SAVES_IN_STEP and self.seen is None:
             self.seen = set()
             sys.modules["torch"]._C._autograd._push_saved_tensors_default_hooks(self._save, lambda tensor: tensor)
+            self.forwards = self._watch_linears()
         if self.seen is not None and kind == "forward":
             self.seen |= parameter_storages(self.groups[at])
 
@@ -148,7 +151,25 @@ class Watch:
     def _stop_saving(self) -> None:
         if self.seen is not None and self.made == SAVES_IN_STEP:
             sys.modules["torch"]._C._autograd._pop_saved_tensors_default_hooks()
+            for hook in self.forwards:
+                hook.remove()
             self.seen = None
+
+    def _watch_linears(self) -> tuple[Any, Any]:
+        module = sys.modules["torch"].nn.modules.module
+        before = module.register_module_forward_pre_hook(self._before_linear)
+        return before, module.register_module_forward_hook(self._after_linear)
+
+    def _before_linear(self, module: Any, inputs: Any) -> None:
+        """A layer that is recomputed in backward is gathered once more there. Its recomputation may stop inside of it."""
+        if id(module) in self.linears and sys.modules["torch"]._C._current_graph_task_id() != -1:
+            self.linears[id(module)]["extra_gathers"] = 1
+
+    def _after_linear(self, module: Any, inputs: Any, output: Any) -> None:
+        """Of one forward."""
+        if is_linear(module) and inputs:
+            moved = {"input_bytes": inputs[0].nbytes, "output_bytes": output.nbytes}
+            self.linears.setdefault(id(module), moved)
 
     # ---- steps ----
 
@@ -189,6 +210,7 @@ class Watch:
             "steps": self.made,
             "device": self.groups[0].device.type if self.groups else "cpu",
             "groups": [describe(group) for group in self.groups],
+            "linears": [linears_of(group, self.linears) for group in self.groups],
             "gathers": self.gathers,
             "saved": self.saved,
             "state": state_bytes(self.optimizer) if self.optimizer else None,
@@ -213,6 +235,29 @@ def synchronize_parameters(optimizer: Any) -> None:
 def parameter_storages(group: Any) -> set[int]:
     found = (getattr(p, "_unsharded_param", None) for p in group.fsdp_params)
     return {tensor.untyped_storage()._cdata for tensor in found if tensor is not None}
+
+
+def is_linear(module: Any) -> bool:
+    """What fcdp.split() splits: no subclass, but for the one that fully_shard makes."""
+    cls = type(module)
+    if cls.__name__.startswith("FSDP") and len(cls.__bases__) == 2:
+        cls = cls.__bases__[1]
+    return cls is sys.modules["torch"].nn.Linear
+
+
+def linears_of(group: Any, counted: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Its linear layers with weights of their own, of those that were used in a forward."""
+    found: dict[int, dict[str, Any]] = {}
+    for p in group.fsdp_params:
+        of, fqn = p._module_info, p._param_fqn
+        if not is_linear(of.module) or of.shared_modules or fqn is None or id(of.module) not in counted:
+            continue
+        rows, columns = of.module.out_features, of.module.in_features
+        name = fqn.rpartition(".")[0]
+        one = {"name": name, "rows": rows, "columns": columns, "trainable": 0, "frozen": 0, **counted[id(of.module)]}
+        layer = found.setdefault(id(of.module), one)
+        layer["trainable" if p.sharded_param.requires_grad else "frozen"] += p._orig_size.numel()
+    return list(found.values())
 
 
 def describe(group: Any) -> dict[str, Any]:
