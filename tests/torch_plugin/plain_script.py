@@ -17,9 +17,10 @@ faulthandler.register(signal.SIGUSR1, all_threads=True)  # first: unregistered, 
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 import compat
-from models import Net, shard, wrap
+from models import Net, shard, world_mesh, wrap
 from run import Run, raw_bytes
 
 MEMLOCK_BYTES = 64 << 10
@@ -42,6 +43,7 @@ def main():
     parser.add_argument("--timeout", type=float, default=60)
     parser.add_argument("--fsdp1", action="store_true")
     parser.add_argument("--freeze", type=int, nargs="*", default=[], metavar="BLOCK")
+    parser.add_argument("--split", type=int, nargs=2, metavar=("BLOCK", "PARTS"), help="its `up`, by fcdp.split()")
     parser.add_argument("--little-memlock", type=int, nargs="*", default=[], metavar="RANK")
     arguments = parser.parse_args()
     if int(os.environ["RANK"]) in arguments.little_memlock:
@@ -54,6 +56,11 @@ def main():
     model = Net(dim=128, n_blocks=4)
     for i in arguments.freeze:
         model.blocks[i].requires_grad_(False)
+    if arguments.split:
+        import fcdp
+
+        for part in fcdp.split(model.blocks[arguments.split[0]].up, parts=arguments.split[1]):
+            fully_shard(part, mesh=world_mesh())
     model = (wrap if arguments.fsdp1 else shard)(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     digest = hashlib.blake2b()

@@ -10,7 +10,12 @@ from models import Net
 from test_bad_input import on, start, started_once
 
 pytestmark = needs_fcdp
-ARGUMENTS = {"fsdp2": ["--freeze", 2], "fsdp1": ["--fsdp1", "--freeze", 2]}
+ARGUMENTS = {
+    "fsdp2": ["--freeze", 2],
+    "fsdp1": ["--fsdp1", "--freeze", 2],
+    "split": ["--freeze", 2, "--split", 1, 4],
+    "other split": ["--freeze", 2, "--split", 1, 2],
+}
 NAMES = ["", "blocks.0", "blocks.1", "blocks.2", "blocks.3"]
 
 
@@ -97,6 +102,86 @@ def test_a_job_follows_what_search_has_found(tmp_path, plain):
         assert of_groups(stats, "in_file") == {name: tiers[name] == "file" for name in of_groups(stats, "tier")}
         assert stats["spill"]["written_bytes"] > 0
     assert any("in FCDP_SPILL_DIR" in line and "as its plan says" in line for line in said), said
+
+
+UP = {"layer": "blocks.1.up", "rows": 389, "columns": 128, "parts": 4}
+
+
+def written_in_parts(path, split=UP):
+    """A plan with the `up` of blocks.1 in parts, which are on the device but for the first; as search writes it."""
+    from fcdp_plan import splits
+
+    up = {"name": split["layer"], "rows": 389, "trainable": 389 * 128 + 389, "frozen": 0}
+    region = {"name": NAMES[2], "trainable": counts()[2][0], "frozen": 0, "linears": [up]}
+    tiers = {"": "host", "blocks.0": "host", "blocks.2": "host-whole", "blocks.3": "gather"}
+    regions = [
+        {"name": name, "trainable": trainable, "frozen": frozen, "tier": tiers[name]}
+        for name, (trainable, frozen) in zip(NAMES, counts())
+        if name in tiers
+    ]
+    parts = splits.groups(region, split["parts"])
+    for i, group in enumerate(parts):
+        own = {key: round(value) if key != "name" else value for key, value in group.items()}
+        regions.append(own | {"tier": "device" if i > 1 else "host"})
+    path.write_text(json.dumps({"schema": "fcdp-plan-plan/1", "splits": [split], "regions": regions}))
+    return str(path), {region["name"]: region["tier"] for region in regions}
+
+
+@pytest.mark.parametrize("layer", ["blocks.1.up", "layers.1.up"], ids=["by its name", "by its parameters"])
+def test_a_job_splits_what_its_plan_has_in_parts(tmp_path, plain, layer):
+    plan, tiers = written_in_parts(tmp_path / "plan.json", UP | {"layer": layer})
+    tiers = {name.replace("layers.1", "blocks.1"): tier for name, tier in tiers.items() if tier != "gather"}
+    said, ranks = train(tmp_path, plain, "split", plan)
+    for stats in ranks:
+        assert stats["plan"] == {"path": plan, "followed": True, "difference": None}
+        assert of_groups(stats, "tier") == tiers
+        kept = [name for name, state in of_groups(stats, "state").items() if state == "device"]
+        assert sorted(kept) == [f"blocks.1.up.parts.{i}" for i in (1, 2, 3)], kept
+    assert any(", as its plan says" in line for line in said), said
+
+
+@pytest.mark.parametrize(
+    ("kind", "split", "said"),
+    [
+        (
+            "fsdp2",
+            UP,
+            "it has the layer blocks.1.up in 4 parts, and the model has it whole: "
+            "for part in fcdp.split(model.blocks[1].up, parts=4): fully_shard(part)",
+        ),
+        (
+            "other split",
+            UP,
+            "it has the layer blocks.1.up in 4 parts, and the model has it in 2: "
+            "for part in fcdp.split(model.blocks[1].up, parts=4): fully_shard(part)",
+        ),
+        (
+            "other split",
+            UP | {"layer": "up"},
+            "it has the layer up in 4 parts, and the model has blocks.1.up in 2: "
+            "for part in fcdp.split(model.up, parts=4): fully_shard(part)",
+        ),
+        ("split", None, "the model has the layer blocks.1.up in 4 parts, and it has not"),
+    ],
+    ids=["whole", "in other parts", "another in other parts", "in parts that are not planned"],
+)
+def test_a_job_that_splits_otherwise_follows_none(tmp_path, plain, kind, split, said):
+    path = tmp_path / "plan.json"
+    plan = written_in_parts(path, split)[0] if split else written(path, ["host"] * 5)
+    lines, ranks = train(tmp_path, plain, kind, plan)
+    assert lines[0] == f"fcdp: FCDP_PLAN={plan} is not followed: {said}; so policy decides where its groups live"
+    for stats in ranks:
+        assert stats["plan"] == {"path": plan, "followed": False, "difference": said}
+        assert {*of_groups(stats, "tier").values()} == {"policy"} and not stats["bypassed"]
+
+
+def test_a_plan_counts_parts_as_the_split_does():
+    from fcdp import splitting
+    from fcdp_plan import splits
+
+    for rows in (1, 63, 64, 389, 1000, 50257, 250000):
+        for parts in range(1, min(rows, 65)):
+            assert splits.places(rows, parts) == splitting._places(rows, parts)
 
 
 def test_a_plan_of_another_model_changes_nothing(tmp_path, plain):

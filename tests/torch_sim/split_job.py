@@ -101,6 +101,8 @@ def main(case, parts, out):
     if rank == 0:
         torch.save(whole, pathlib.Path(out, "whole.pt"))
     if ON:
+        stats = fcdp.stats()
+        found |= {"plan": stats["plan"], "tiers": {g["name"]: g["tier"] for g in stats["groups"]}}
         found["avoided"] = {g["name"]: g["gathers_avoided"] for g in fcdp.stats()["groups"]}
     pathlib.Path(out, f"rank{rank}.json").write_text(json.dumps(found | {"out": out}))
     dist.barrier()

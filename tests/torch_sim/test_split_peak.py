@@ -1,6 +1,9 @@
 """fcdp.split() takes from the peak of device memory at least half of a layer that is most of the model, with FCDP and with
 plain FSDP2: on 2 nodes x 1 rank; with TEST_MATRIX=whole x 2 ranks, and in more cases."""
 
+import contextlib
+import io
+import json
 import os
 import pathlib
 
@@ -32,6 +35,53 @@ def test_the_peak_is_lower_by_half_of_the_layer_at_least(mode, case, run_job):
             assert lower["gathered"] <= 2 * gathered // PARTS + 8 * MIB, lower
             assert all(other["avoided"][f"head.parts.{i}"] > 0 for i in range(PARTS)), other["avoided"]
     check_training(whole, split, *BOUNDS[case])
+
+
+def profile_of_the_job(path):
+    """As fcdp-plan profile would measure it; what computes matters little here."""
+    block, head = 256 * 256 + 256, 16384 * 256
+    own = {"forward_flops": 1e9, "backward_flops": 2e9, "activation_bytes": 0}
+    one = {"rows": 16384, "columns": 256, "frozen": 0, "share": 1, "input_bytes": 1e5, "output_bytes": 1e7}
+    regions = [{"name": "(root)", "trainable": 64 * 256, "frozen": 0, "stays": True, **own}]
+    regions += [{"name": f"blocks.{i}", "trainable": block, "frozen": 0, "stays": False, **own} for i in range(3)]
+    linear = one | {"name": "head", "trainable": head}
+    regions += [{"name": "head", "trainable": head, "frozen": 0, "stays": False, "linears": [linear], **own}]
+    costs = {"parameter_bytes": 4, "gradient_bytes": 4, "state_bytes": 0, "shard_bytes": 4}
+    costs |= {"other_bytes": 0, "live_parameters": 0}
+    job = {"schema": "fcdp-plan-profile/1", "batch": 2, "dtype": "float32", "costs": costs, "regions": regions}
+    path.write_text(json.dumps(job))
+
+
+def search(profile, plan, memory):
+    """What `fcdp-plan search` says as JSON; the plan is written."""
+    cli = pytest.importorskip("fcdp_plan.cli", reason="the wheel is not installed in this interpreter")
+    cluster = ["--nodes", "2", "--gpus", str(OF_NODE), "--link", "1gbit", "--gpu-memory", str(memory)]
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        status = cli.main(["search", str(profile), *cluster, "--json", "-o", str(plan)])
+    assert status == 0
+    return json.loads(out.getvalue())
+
+
+def test_a_job_follows_a_plan_that_fits_by_a_split_alone(tmp_path, run_job):
+    """Memory holds the shards with their gradients, and 8 MiB: half of the head."""
+    profile, plan = tmp_path / "profile.json", tmp_path / "plan.json"
+    profile_of_the_job(profile)
+    regions = json.loads(profile.read_text())["regions"]
+    shards = sum(region["trainable"] for region in regions) * 8 / (2 * OF_NODE)
+    found = search(profile, plan, int((shards + LAYER / 2) / 0.97))
+    assert [(one["layer"], one["parts"] >= 4) for one in found["splits"]] == [("head", True)], found["splits"]
+    n = found["splits"][0]["parts"]
+    assert found["lines"] == [f"for part in fcdp.split(model.head, parts={n}): fully_shard(part)"]
+    assert found["spared_bytes"] >= LAYER / 2
+    whole = run_job("split_job.py", "plain", 1, "OUT", n_ranks=2 * OF_NODE, env=FCDP | {"FCDP_PLAN": str(plan)})
+    split = run_job("split_job.py", "plain", n, "OUT", n_ranks=2 * OF_NODE, env=FCDP | {"FCDP_PLAN": str(plan)})
+    tiers = {region["name"].replace("(root)", ""): region["tier"] for region in json.loads(plan.read_text())["regions"]}
+    for one, other in zip(whole, split):
+        assert other["plan"]["followed"] and other["tiers"] == tiers
+        assert not one["plan"]["followed"] and found["lines"][0] in one["plan"]["difference"]
+        assert one["peaks"]["gathered"] - other["peaks"]["gathered"] >= LAYER // 2, (one["peaks"], other["peaks"])
+    check_training(whole, split, *BOUNDS["plain"])
 
 
 def check_training(whole, split, of_losses, of_parameters):

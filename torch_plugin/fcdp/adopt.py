@@ -7,6 +7,7 @@ an attribute of the group's: `_fcdp`, its group.Group, or None where FSDP gather
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ class Framework:
     describe: Callable[[Any], Description]
     take: Callable[[Any, Group, torch.device], None]  # it is served from here on
     parameters: Callable[[Any], Iterable[tuple[int, int, bool]]]  # elements, gathered bytes of each, requires_grad
+    modules: Callable[[Any], Iterable[torch.nn.Module]]  # whose parameters are its own
 
 
 def tree_of(param_group: Any) -> Tree:
@@ -101,6 +103,17 @@ def _counted(fsdp: Framework, param_groups: list[Any]) -> list[tuple[str, int, i
     return out
 
 
+def _split_layers(fsdp: Framework, param_groups: list[Any]) -> dict[str, int]:
+    """Names of layers that fcdp.split() has split, and how many of their parts are parameter groups."""
+    module = sys.modules.get("fcdp.splitting")
+    out: dict[str, int] = {}
+    for param_group in param_groups if module else ():
+        if any(isinstance(one, module.SplitPart) for one in fsdp.modules(param_group)):
+            layer = fsdp.name(param_group).rpartition(".parts.")[0]
+            out[layer] = out.get(layer, 0) + 1
+    return out
+
+
 def report(fsdp: Framework, param_groups: list[Any]) -> None:
     """`param_groups`: all of one tree."""
     left = [(fsdp.name(group), group._fcdp_bypass) for group in param_groups if "_fcdp_bypass" in group.__dict__]
@@ -121,7 +134,12 @@ def _serve(
     try:
         shards = shard_groups.connect(process_group, device, gather, beside)
         prefetch = settings.options["prefetch"]
-        found = planned.tiers(len(param_groups), lambda: _counted(fsdp, param_groups), prefetch)
+        found = planned.tiers(
+            len(param_groups),
+            lambda: _counted(fsdp, param_groups),
+            prefetch,
+            lambda: _split_layers(fsdp, param_groups),
+        )
         tier_of = dict(zip(map(id, param_groups), found))
         tiers = planned.agreed(shards, [tier_of[id(param_group)] for param_group in serve])
         groups, no_room = attach(shards, [fsdp.describe(param_group) for param_group in serve], tiers)

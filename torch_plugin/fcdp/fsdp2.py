@@ -321,6 +321,7 @@ _FSDP2 = adopt.Framework(
     describe=_describe,
     take=_take,
     parameters=_parameters,
+    modules=lambda param_group: getattr(param_group, "modules", ()),
 )
 
 

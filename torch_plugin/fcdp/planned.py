@@ -41,9 +41,15 @@ def read(path: str) -> int:
     return int.from_bytes(hashlib.blake2b(decides, digest_size=7).digest(), "little") | 1
 
 
-def tiers(n_groups: int, counted: Callable[[], list[tuple[str, int, int]] | None], prefetch: int) -> list[str]:
+def tiers(
+    n_groups: int,
+    counted: Callable[[], list[tuple[str, int, int]] | None],
+    prefetch: int,
+    split: Callable[[], dict[str, int]] = dict,
+) -> list[str]:
     """The tier of each group of a model. `counted`: their names, trainable and frozen parameters, all under one root;
-    None where this torch does not tell. POLICY for all of them where there is no plan, or it is of another model."""
+    None where this torch does not tell. `split`: in how many parts its split layers are, by their names. POLICY for all
+    of them where there is no plan, or it is of another model, or layers are split otherwise than it says."""
     if _plan is None or state is None:
         return [POLICY] * n_groups
     regions, groups = _plan["regions"], counted()
@@ -53,10 +59,38 @@ def tiers(n_groups: int, counted: Callable[[], list[tuple[str, int, int]] | None
     try:
         region_of = _fcdp.match_plan([(r["name"], r["trainable"], r["frozen"]) for r in regions], groups)
     except (_fcdp.Error, ValueError) as error:  # match_plan's ValueError: a name with a zero byte
+        difference = _split_otherwise(_plan.get("splits", []), split())
+        if difference:
+            return _unplanned(n_groups, f"is not followed: {difference}", difference)
         return _unplanned(n_groups, f"is of another model: {error.args[0]}", str(error.args[0]))
     if _plan.get("prefetch", prefetch) != prefetch:
         say(f"was made for FCDP_PREFETCH={_plan['prefetch']}, which is {prefetch} here; it is followed all the same")
     return [regions[r]["tier"] for r in region_of]
+
+
+def _split_otherwise(planned: list[dict[str, Any]], found: dict[str, int]) -> str | None:
+    """The first layer that is in other parts than planned. A plan that was made of a model's shape has names of its own:
+    it may mean any layer in as many parts."""
+    left, missing = dict(found), []
+    for one in planned:
+        if left.get(one["layer"]) == one["parts"]:
+            del left[one["layer"]]
+        else:
+            missing.append(one)
+    for one in missing:
+        same = next((name for name, n in left.items() if n == one["parts"]), None)
+        if same is not None:
+            del left[same]
+            continue
+        from fcdp_plan import splits
+
+        has = "it whole"
+        if left:
+            name = one["layer"] if one["layer"] in left else min(left)
+            has = f"{'it' if name == one['layer'] else name} in {left[name]}"
+        do = " ".join(" ".join(splits.lines([one])).split())
+        return f"it has the layer {one['layer']} in {one['parts']} parts, and the model has {has}: {do}"
+    return next((f"the model has the layer {name} in {n} parts, and it has not" for name, n in left.items()), None)
 
 
 def agreed(shards: Shards, tiers: list[str]) -> list[str]:
