@@ -108,9 +108,6 @@ def read_json(path: str, of: dict, what: str) -> dict:
     return found
 
 
-regions_of = splits.regions_of
-
-
 # ---- the command ----
 
 

@@ -50,7 +50,7 @@ def left_on_device(job: dict, regions: list[dict], cluster: dict) -> float:
 
 def gathered(job: dict, cluster: dict) -> float:
     """Bytes of a GPU at the peak, with no layer in parts."""
-    return modes.memory("FCDP", job["costs"], profile.regions_of(job), cluster, shapes.CONSTANTS)["gathered"]
+    return modes.memory("FCDP", job["costs"], splits.regions_of(job), cluster, shapes.CONSTANTS)["gathered"]
 
 
 def try_one(job: dict, cluster: dict, schedule: dict, budget: float, parts: bytes, tiers: bytes) -> dict | None:
@@ -75,7 +75,7 @@ def plan(
     all; None: nothing fits. Where layers may be in parts, also of those, and of `whole`, a plan without parts, with other
     numbers of parts. `budget`: for kept regions, beside what is gathered with no layer in parts; what parts spare
     may be used as well, and a negative budget is what they have to spare."""
-    regions, linears = profile.regions_of(job), splits.linears_of(job)
+    regions, linears = splits.regions_of(job), splits.linears_of(job)
     limits = {
         "device_bytes": budget + gathered(job, cluster) + ROUNDING,
         "host_bytes": cluster["host_memory_bytes"] or UNLIMITED,
@@ -160,7 +160,7 @@ def split_largest(job: dict, cluster: dict, ahead: int) -> tuple[str, int, float
     """What `fcdp.split()` would take from the peak, of a region whose linear layers the profile does not know, if it is one:
     the region that decides the peak, in how many parts it decides it no longer (16 at most), and the bytes of a GPU.
     None: the next region is half as large at least, or the largest one stays gathered."""
-    regions = profile.regions_of(job)
+    regions = splits.regions_of(job)
     sizes = [0.0 if region["stays"] else region["trainable"] + region["frozen"] for region in regions]
     largest = max(range(len(sizes)), key=lambda i: sizes[i])
     others = max([0.0, *(size for i, size in enumerate(sizes) if i != largest)])
@@ -193,7 +193,7 @@ def choose(job: dict, cluster: dict, schedule: dict, args: argparse.Namespace) -
     whole = split = nothing
     for batch in [2**k for k in range(10)] if args.batches else [job["batch"]]:
         there = profile.at_batch(job, batch) if args.batches else job
-        room = left_on_device(there, profile.regions_of(there), cluster)
+        room = left_on_device(there, splits.regions_of(there), cluster)
         budget = room if args.device_budget is None else min(room, args.device_budget)
         found = plan(there, cluster, schedule, budget) if room >= 0 else None
         parts = plan_in_parts(there, cluster, schedule, budget, found)
@@ -277,7 +277,7 @@ def run(args: argparse.Namespace) -> int:
     fixed = {}
     for name in modes.MODES:
         if modes.is_served(name, cluster):
-            regions = profile.regions_of(job)
+            regions = splits.regions_of(job)
             memory = modes.memory(name, job["costs"], regions, cluster, shapes.CONSTANTS)
             step = modes.simulate(name, job["costs"], regions, cluster, **schedule)
             fixed[name] = {"seconds": step["seconds"], "fits": memory["fits"]}

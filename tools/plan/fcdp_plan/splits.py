@@ -51,8 +51,8 @@ def of_shape(shape: dict, regions: list[dict], batch: float, number_bytes: float
 
 
 def measured(group: dict, linears: list[dict]) -> list[dict]:
-    """The linear layers of a group that fcdp-plan profile has measured, for its region. They compute as large a share as their parameters
-    are. Small ones are left out, as adapters: they would be gathered one by one for next to nothing."""
+    """The linear layers of a group that fcdp-plan profile has measured, for its region. They compute as large a share as
+    their parameters are. Small ones are left out, as adapters: they would be gathered one by one for next to nothing."""
     everything = group["trainable"] + group["frozen"]
     sizes = [one["trainable"] + one["frozen"] for one in linears]
     large = [(one, n) for one, n in zip(linears, sizes) if n >= max(sizes) / 16 and one["rows"] >= 2 * BLOCK]
