@@ -228,14 +228,18 @@ static fcdp_status python_exchange(void *ctx, fcdp_lane lane, void *buffer, size
 
 /* ---- the buffers ---- */
 
+static void bounce_unmap(bounce *b) {
+    if (b->at) munmap(b->at, b->bytes);
+    *b = (bounce){.stream = b->stream};
+}
+
 static fcdp_status bounce_free(binding_transport *transport, bounce *b) {
     fcdp_status status = FCDP_OK;
     size_t stay_bytes;
     if (b->at && !transport->is_host_memory)
         status = fcdp__driver_host_unpin(transport->drv, b->at, b->bytes, &stay_bytes);
     if (status) return status;
-    if (b->at) munmap(b->at, b->bytes);
-    *b = (bounce){.stream = b->stream};
+    bounce_unmap(b);
     return FCDP_OK;
 }
 
@@ -375,7 +379,7 @@ void binding_transport_destroy(binding_transport *transport) {
     for (const operation *op = transport->pending; op; op = op->next) is_written = is_written || op->begun;
     for (bounce *b = transport->bounces; b < transport->bounces + MAX_STREAMS && !is_written; b++)
         if (!driver_lives)
-            free(b->at);
+            bounce_unmap(b);
         else if (bounce_free(transport, b))
             fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     while (transport->pending) {

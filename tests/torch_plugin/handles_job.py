@@ -70,7 +70,18 @@ def main():
     del transport
     gc.collect()
     assert cycle() is None, "a shard group whose transport refers to it is never freed"
+    # Two parameters cross by way of a buffer, which the shard group has when the engine has ended.
+    pair = shard_group.create_group("pair", [(64, 1), (64, 1)])
+    pair.attach(pair.allocate_host())
+    pair_owner = Owner(pair, shard[:64], shard[64:128])
+    pair_owner.unshard(tree)
+    pair.wait(0)
+    pair.reshard(0)
+    engine.drain()
     engine.destroy()
+    del pair, pair_owner, living, owner, tree
+    shard_group = None
+    gc.collect()
     print("fine")
 
 

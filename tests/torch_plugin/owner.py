@@ -1,4 +1,4 @@
-"""A group of one parameter of the CPU's, by the extension alone, without FSDP: what the core asks of it."""
+"""A group of parameters of the CPU's, by the extension alone, without FSDP: what the core asks of it."""
 
 from fcdp import _fcdp
 
@@ -8,22 +8,23 @@ def word(number):
 
 
 class Owner:
-    """In place of group.Group. It is gathered once, and its shard is read by nobody."""
+    """In place of group.Group. It is gathered once, and its shards are read by nobody."""
 
     in_c = False  # Python says what its shards are
 
-    def __init__(self, handle, shard):
-        self.handle, self.shard = handle, shard
-        handle.set_owner(self, ["weight"])
+    def __init__(self, handle, *shards):
+        self.handle, self.shards = handle, shards
+        handle.set_owner(self, [f"weight{i}" for i in range(len(shards))])
 
     def settle(self):
         pass
 
     def look(self, what):
-        return (word(0), word(0), word(1), word(0), False), 8 * word(0), (True, False, 0)
+        n = len(self.shards)
+        return (n * word(0), n * word(0), n * word(1), n * word(0), False), n * 8 * word(0), (True, False, 0)
 
     def make_inputs(self, stale, side):
-        return word(self.shard.data_ptr()), None
+        return b"".join(word(shard.data_ptr()) for shard in self.shards), None
 
     def carry(self, votes):
         return votes
