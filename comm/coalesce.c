@@ -9,8 +9,8 @@
  *     block b: the shards of rank (b, local) of every group of the chunk, one after another
  *     the chunks use the halves in turn, each once the copies out of it are done
  *
- * With FCDP_CODEC a chunk crosses as one gather of differences (delta.h): its blocks are filled with the base
- * first, which is what this rank itself has stored in host memory.
+ * With FCDP_CODEC a chunk crosses as one gather of differences (delta.h), from what host memory has of its
+ * groups.
  *
  * As in moves.c, everything is enqueued by the thread that runs the model, in the program's order, which all
  * ranks have in common.
@@ -104,39 +104,9 @@ static fcdp_status shards_pack(const chunk *c, fcdp_stream inter) {
     return status;
 }
 
-/* Does host memory have this rank's pieces of what is stale? */
-static bool has_base(const fcdp_group *group) {
-    fcdp_region_state state;
-    fcdp__region_state(group->region, &state);
-    uint32_t mask = stale_mask(group, true);
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (mask & 1u << s && !state.span[s].stored && !state.span[s].whole) return false;
-    return true;
-}
-
-/* The base of all groups, to the blocks; none if a group has none. */
-static fcdp_status base_load(const chunk *c, fcdp_stream inter, bool *has_out) {
-    fcdp_status status = FCDP_OK;
-    *has_out = fcdp__delta_has_base(c->comm);
-    for (uint32_t g = 0; g < c->n; g++) *has_out = *has_out && has_base(c->groups[g]);
-    size_t at = 0;
-    for (uint32_t g = 0; g < c->n && *has_out && !status; at += stale_bytes(c->groups[g]), g++) {
-        fcdp_group *group = c->groups[g];
-        fcdp_source *sources = sources_make(c, group);
-        if (!sources) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
-        size_t n = sources_of(c, group, at, sources);
-        status = fcdp__region_read_own(group->region, stale_mask(group, true), sources, n, inter);
-        free(sources);
-    }
-    return status;
-}
-
 static fcdp_status differences_gather(const chunk *c, fcdp_stream inter) {
-    bool base;
     size_t n_extents = 0, n = 0, at = 0;
     for (uint32_t g = 0; g < c->n; g++) n_extents += c->groups[g]->layout->n_extents;
-    fcdp_status status = base_load(c, inter, &base);
-    if (status) return status;
     fcdp_delta_cut *cuts = malloc((n_extents + 1) * sizeof *cuts);
     if (!cuts) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of %u groups", c->n);
     const uint64_t *inputs = c->inputs;
@@ -145,10 +115,12 @@ static fcdp_status differences_gather(const chunk *c, fcdp_stream inter) {
             size_t bytes = c->groups[g]->layout->extents[i].shard_bytes;
             if (!c->groups[g]->stale[i] || !bytes) continue;
             fcdp_part part = {fcdp__dptr_add(c->at, at), bytes, c->block_bytes};
-            cuts[n++] = (fcdp_delta_cut){c->groups[g], i, {inputs[i]}, part};
+            fcdp_base base = fcdp__delta_base(c->groups[g], c->groups[g]->layout->extents[i].span);
+            if (base.where == FCDP_BASE_ON_DEVICE) base.where = FCDP_BASE_NOWHERE; /* not in the part */
+            cuts[n++] = (fcdp_delta_cut){c->groups[g], i, {inputs[i]}, part, base};
             at += bytes;
         }
-    status = fcdp__delta_gather(c->comm, &c->comm->deltas_together, base, cuts, n, inter);
+    fcdp_status status = fcdp__delta_gather(c->comm, &c->comm->deltas_together, cuts, n, inter);
     free(cuts);
     return status;
 }
@@ -210,7 +182,7 @@ static fcdp_status chunk_run(const chunk *c) {
 
 /* Cuts the groups into chunks, each of as many groups as a half has room for, and at least one. A half is
  * small enough that the first group need not wait for all of them, and large enough that chunks are few.
- * (With FCDP_CODEC=delta it waits for nearly all: the next restore is behind the reads of their bases.) */
+ */
 static fcdp_status chunks_run(fcdp_group *const *groups, const uint64_t *inputs, uint32_t n,
                               fcdp_stream stream) {
     fcdp_engine *engine = groups[0]->comm->engine;

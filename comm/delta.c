@@ -13,6 +13,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/size.h"
 #include "comm/codec.h"
@@ -32,20 +33,31 @@ typedef struct head {      /* of a member; all zeroes but for the gain: it has n
     int64_t gain_ns;       /* what it expects of differences, in this gather */
 } head;
 
+typedef struct rows { /* of all members: that of member i begins i * stride_bytes on */
+    char *at;
+    size_t stride_bytes;
+} rows;
+
 typedef struct cut { /* one stale extent */
     fcdp_group *group;
     const char *shard; /* this rank's */
-    char *place;       /* of member 0; of member i, i * stride_bytes on */
-    size_t bytes, stride_bytes;
+    rows places;       /* of what comes */
+    rows base;         /* read alone, or the places; NULL: there is none */
+    fcdp_base from;
+    uint32_t span;
+    size_t bytes;
     unsigned element_bytes;
     fcdp_number number;
 } cut;
 
+/* Whose the gather is. RUNNING: a host function's. */
+enum { IDLE, RUNNING, DONE, CANCELLED };
+
 /* One gather, of the last ones of its state. Made by the thread that enqueues it, then the stream's; freed by
- * the former once `done`. */
+ * the former once DONE. */
 typedef struct fcdp_delta {
     struct fcdp_delta *next; /* of the state's; then of those that a device which failed has left undone */
-    atomic_bool done;        /* release: all of this, and the state, has been written */
+    atomic_int phase; /* release: all of this, and the state, has been written; acquire where it is read */
     fcdp_comm *comm;
     fcdp_delta_state *state;
     fcdp_delta_scratch *scratch;
@@ -80,12 +92,24 @@ static void *grown(char **at, size_t *has_bytes, size_t bytes) {
     return *at;
 }
 
-/* Of what lies in the places of members [first, end). */
-static uint64_t places_fingerprint(const delta *d, uint32_t first, uint32_t end) {
+static char *of_member(rows of, uint32_t member) {
+    return of.at + member * of.stride_bytes;
+}
+
+/* Of what lies in the member's place. */
+static uint64_t place_fingerprint(const delta *d, uint32_t member) {
     uint64_t fingerprint = 0;
-    for (uint32_t b = first; b < end; b++)
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
+        fingerprint = fcdp__fingerprint_by_host(of_member(c->places, member), c->bytes, fingerprint);
+    return fingerprint;
+}
+
+/* Of all members'. */
+static uint64_t base_fingerprint(const delta *d) {
+    uint64_t fingerprint = 0;
+    for (uint32_t b = 0; b < d->n; b++)
         for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
-            fingerprint = fcdp__fingerprint_by_host(c->place + b * c->stride_bytes, c->bytes, fingerprint);
+            fingerprint = fcdp__fingerprint_by_host(of_member(c->base, b), c->bytes, fingerprint);
     return fingerprint;
 }
 
@@ -96,8 +120,8 @@ static size_t encode(delta *d, char *wire, size_t capacity) {
         uint64_t n = 0;
         if (at + sizeof n >= capacity) return 0;
         n = d->rounds ? fcdp__int8_encode(c->shard, c->bytes, c->number, wire + at + sizeof n, &d->rounding)
-                      : fcdp__delta_encode(c->place + d->me * c->stride_bytes, c->shard, c->bytes,
-                                           c->element_bytes, wire + at + sizeof n, capacity - at - sizeof n);
+                      : fcdp__delta_encode(of_member(c->base, d->me), c->shard, c->bytes, c->element_bytes,
+                                           wire + at + sizeof n, capacity - at - sizeof n);
         if (!n) return 0;
         memcpy(wire + at, &n, sizeof n);
         at += sizeof n + n;
@@ -107,15 +131,16 @@ static size_t encode(delta *d, char *wire, size_t capacity) {
 
 static bool decode(const delta *d, uint32_t member, const char *wire, size_t bytes) {
     for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
-        char *place = c->place + member * c->stride_bytes;
+        char *place = of_member(c->places, member);
         uint64_t n;
         if (bytes < sizeof n) return false;
         memcpy(&n, wire, sizeof n);
         wire += sizeof n;
         bytes -= sizeof n;
         if (n > bytes) return false;
-        if (d->rounds ? fcdp__int8_decode(place, c->bytes, c->number, wire, n)
-                      : fcdp__delta_decode(place, place, c->bytes, c->element_bytes, wire, n))
+        if (d->rounds
+                ? fcdp__int8_decode(place, c->bytes, c->number, wire, n)
+                : fcdp__delta_decode(of_member(c->base, member), place, c->bytes, c->element_bytes, wire, n))
             return false;
         wire += n;
         bytes -= n;
@@ -125,7 +150,7 @@ static bool decode(const delta *d, uint32_t member, const char *wire, size_t byt
 
 static void own_place(const delta *d) {
     for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
-        memcpy(c->place + d->me * c->stride_bytes, c->shard, c->bytes);
+        memcpy(of_member(c->places, d->me), c->shard, c->bytes);
 }
 
 /* ---- the rates ---- */
@@ -188,13 +213,13 @@ static fcdp_status whole_cross(delta *d) {
     if (!all) return no_memory(d, d->n * d->bytes);
     char *at = all + d->me * d->bytes;
     for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; at += c->bytes, c++)
-        memcpy(at, c->place + d->me * c->stride_bytes, c->bytes);
+        memcpy(at, of_member(c->places, d->me), c->bytes);
     fcdp_status status = exchange(d, all, d->bytes, &ns);
     if (status) return status;
     at = all;
     for (uint32_t b = 0; b < d->n; b++)
         for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; at += c->bytes, c++)
-            memcpy(c->place + b * c->stride_bytes, at, c->bytes);
+            memcpy(of_member(c->places, b), at, c->bytes);
     fcdp__count(&d->comm->engine->counts, FCDP_COUNT_DELTA_WHOLE, 1);
     return FCDP_OK;
 }
@@ -215,7 +240,7 @@ static fcdp_status differences_cross(delta *d, size_t wire_bytes, bool *right_ou
     bool right = true;
     for (uint32_t b = 0; b < d->n && right; b++)
         right = b == d->me || (decode(d, b, all + b * wire_bytes, d->heads[b].wire_bytes) &&
-                               places_fingerprint(d, b, b + 1) == d->heads[b].shards);
+                               place_fingerprint(d, b) == d->heads[b].shards);
     double decode_ns = (double)(fcdp__now_ns() - start_ns);
     rate_note(&rates->decode_ns, decode_ns / ((double)(d->n - 1) * (double)d->bytes));
     uint64_t *verdicts = (uint64_t *)all;
@@ -271,13 +296,23 @@ static bool is_over(const delta *d) {
     return atomic_load_explicit(&d->comm->failed, memory_order_acquire) || transport->check(transport->ctx);
 }
 
+/* Words are raised without bytes where a rank has failed, and before that its failure is there. They are of a
+ * later epoch where others are ahead in a gather of several groups: these store their own lanes' pieces. */
+static bool base_is_there(const delta *d) {
+    uint32_t slice;
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
+        if (c->from.of_others && !fcdp__region_others_stored(c->group->region, c->span, c->from.epoch))
+            return false;
+    return !fcdp__host_peer_failed(d->comm->host, &slice);
+}
+
 static void differences_make(delta *d) {
     uint64_t start_ns = fcdp__now_ns();
     size_t most = (size_t)(MOST_WIRE * (double)d->bytes);
     char *wire = grown(&d->scratch->own, &d->scratch->own_bytes, most + 1);
     head *mine = &d->heads[d->me];
-    if (!wire) return;                               /* the shards cross whole */
-    mine->base = places_fingerprint(d, 0, d->n) | 1; /* 0 says that it has none */
+    if (!wire || !base_is_there(d)) return; /* the shards cross whole */
+    mine->base = base_fingerprint(d) | 1;   /* 0 says that it has none */
     mine->wire_bytes = encode(d, wire, most);
     d->encode_ns = fcdp__now_ns() - start_ns;
 }
@@ -303,17 +338,26 @@ static void rounded_make(delta *d) {
     fcdp__lock_release(&d->comm->engine->lock);
 }
 
+/* False: the group has ended, and the memory that the gather is in may have. */
+static bool run_begin(delta *d) {
+    int idle = IDLE;
+    return atomic_compare_exchange_strong_explicit(&d->phase, &idle, RUNNING, memory_order_acquire,
+                                                   memory_order_relaxed);
+}
+
 /* The shard is read here alone: whatever the program makes of it later, all members get what this rank has in
  * its own place. Where it changed while it was encoded, what the others decode has another fingerprint. */
 static void encode_run(void *arg) {
     delta *d = arg;
-    if (is_over(d)) return;
-    if (d->encodes) differences_make(d);
-    if (d->rounds)
+    if (!run_begin(d)) return;
+    bool over = is_over(d);
+    if (!over && d->encodes) differences_make(d);
+    if (!over && d->rounds)
         rounded_make(d);
-    else
+    else if (!over)
         own_place(d);
-    if (d->heads[d->me].wire_bytes) d->heads[d->me].shards = places_fingerprint(d, d->me, d->me + 1);
+    if (d->heads[d->me].wire_bytes) d->heads[d->me].shards = place_fingerprint(d, d->me);
+    atomic_store_explicit(&d->phase, IDLE, memory_order_release);
 }
 
 /* Each group's part of what was sent. */
@@ -331,6 +375,7 @@ static void groups_count(const delta *d) {
 
 static void cross_run(void *arg) {
     delta *d = arg;
+    if (!run_begin(d)) return;
     fcdp_engine *engine = d->comm->engine;
     uint64_t start_ns = fcdp__trace_start(), begun_ns = fcdp__now_ns();
     if (!is_over(d) && cross(d)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
@@ -346,7 +391,7 @@ static void cross_run(void *arg) {
                                               .object = d->object,
                                               .bytes = d->sent_bytes,
                                               .a = d->sent_bytes});
-    atomic_store_explicit(&d->done, true, memory_order_release);
+    atomic_store_explicit(&d->phase, DONE, memory_order_release);
 }
 
 /* ---- enqueueing ---- */
@@ -396,7 +441,8 @@ bool fcdp__delta_joins(const fcdp_group *group) {
     return !rounds || comm->topology.n_nodes == 1 || why_whole(comm) || may_serve(group);
 }
 
-bool fcdp__delta_has_base(const fcdp_comm *comm) {
+/* Rounded gathers need none. */
+static bool takes_base(const fcdp_comm *comm) {
     return comm->engine->options.codec != FCDP_CODEC_INT8;
 }
 
@@ -409,7 +455,7 @@ static void delta_free(delta *d) {
 static fcdp_status state_await(fcdp_delta_state *state, fcdp_driver *drv, const fcdp_event *events, int n) {
     bool done = true;
     for (const delta *d = state->last; d; d = d->next)
-        done = done && atomic_load_explicit(&d->done, memory_order_acquire);
+        done = done && atomic_load_explicit(&d->phase, memory_order_acquire) == DONE;
     for (int i = 0; i < n && !done; i++) {
         fcdp_status status = fcdp__driver_event_sync(drv, events[i]);
         if (status) return status;
@@ -439,7 +485,7 @@ fcdp_status fcdp__delta_serves(fcdp_use *use, bool *serves_out) {
     if (!may_serve(group)) return FCDP_OK;
     fcdp_status status = state_await(&group->delta, group->comm->engine->drv, &group->crossed, 1);
     if (status) return status;
-    bool comes = fcdp__delta_has_base(group->comm) ? group->delta.is_primed : fcdp__group_rounds(group);
+    bool comes = takes_base(group->comm) ? group->delta.is_primed : fcdp__group_rounds(group);
     *serves_out = comes && state_serves(&group->delta);
     group->delta.is_primed = true;
     return FCDP_OK;
@@ -454,64 +500,21 @@ fcdp_status fcdp__deltas_serve(fcdp_group *const *groups, uint32_t n, bool *serv
         *serves_out = *serves_out && may_serve(groups[g]);
         rounds = rounds || fcdp__group_rounds(groups[g]);
     }
-    *serves_out = *serves_out && (rounds || fcdp__delta_has_base(comm));
+    *serves_out = *serves_out && (rounds || takes_base(comm));
     if (!*serves_out) return FCDP_OK;
     fcdp_status status = state_await(&comm->deltas_together, comm->engine->drv, comm->set->staging.filled, 2);
     if (!status) *serves_out = state_serves(&comm->deltas_together);
     return status;
 }
 
-/* What host memory has of a span is this rank's own pieces at the least, which are those of its lane. */
-fcdp_status fcdp__delta_load(fcdp_use *use) {
-    fcdp_group *group = use->group;
-    const fcdp_topology *topology = &group->comm->topology;
-    const fcdp_plan *plan = use->plan;
-    fcdp_region_state state;
-    fcdp__region_state(group->region, &state);
-    use->has_base = fcdp__delta_has_base(group->comm);
-    uint32_t load_mask = 0;
-    for (uint32_t s = 0; s < FCDP_N_SPANS && use->has_base; s++) {
-        if (!(plan->fill_mask & 1u << s) || state.span[s].on_device) continue;
-        if (state.span[s].stored || state.span[s].whole)
-            load_mask |= 1u << s;
-        else
-            use->has_base = false;
-    }
-    if (!use->has_base || !load_mask) return FCDP_OK;
-    fcdp_piece *pieces = malloc(((size_t)plan->n_stale * topology->n_nodes + 1) * sizeof *pieces);
-    if (!pieces) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
-    fcdp_stream inter = group->comm->set->streams[group->comm->n_gathers % FCDP_N_INTER]; /* inter_step's */
-    fcdp_status status = fcdp__region_order(group->region, inter);
-    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++) {
-        size_t n = 0;
-        for (uint32_t k = 0; k < plan->n_stale; k++)
-            for (uint32_t b = 0; b < topology->n_nodes && group->layout->extents[plan->stale[k]].span == s;
-                 b++)
-                pieces[n++] = fcdp__plan_shard(group->layout, topology, plan->stale[k], b, topology->local);
-        if (load_mask & 1u << s)
-            status = fcdp__region_load_own(group->region, s, (fcdp_piece_list){pieces, n}, inter);
-    }
-    free(pieces);
-    return status;
+/* Of the members of its lane this rank itself has stored the pieces, unless it stores slices. */
+fcdp_base fcdp__delta_base(fcdp_group *group, uint32_t span) {
+    if (!takes_base(group->comm)) return (fcdp_base){.where = FCDP_BASE_NOWHERE};
+    return fcdp__region_base_of(group->region, span, fcdp__group_by_slice(group));
 }
 
-/* What the host functions read and write, for the simulated device's checks. */
-static void announce(const delta *d, bool crosses) {
-    fcdp_access *accesses = malloc(d->n_cuts * (size_t)(d->n + 1) * sizeof *accesses);
-    size_t n = 0;
-    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts && accesses; c++) {
-        if (!crosses) accesses[n++] = (fcdp_access){{(uintptr_t)c->shard}, c->bytes, false};
-        for (uint32_t b = 0; b < d->n; b++)
-            if (crosses || b == d->me || d->encodes)
-                accesses[n++] = (fcdp_access){
-                    {(uintptr_t)c->place + b * c->stride_bytes}, c->bytes, crosses != (b == d->me)};
-    }
-    fcdp__driver_announce(d->comm->engine->drv, accesses, n);
-    free(accesses);
-}
-
-static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, bool has_base, const fcdp_delta_cut *cuts,
-                         size_t n, fcdp_stream inter) {
+static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_delta_cut *cuts, size_t n,
+                         fcdp_stream inter) {
     uint32_t which = inter == comm->set->streams[FCDP_STREAM_INTER_0] ? 0 : 1;
     delta *d = calloc(1, sizeof *d + n * sizeof *d->cuts);
     head *heads = calloc(comm->topology.n_nodes, sizeof *heads);
@@ -529,32 +532,108 @@ static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, bool has_base
     d->n = comm->topology.n_nodes;
     d->me = comm->topology.node;
     d->by_gain = comm->engine->options.codec == FCDP_CODEC_AUTO;
-    d->encodes = has_base;
+    d->encodes = true;
     d->rounds = comm->engine->options.codec == FCDP_CODEC_INT8;
     d->heads = heads;
     for (const fcdp_delta_cut *c = cuts; c < cuts + n; c++) {
         d->cuts[d->n_cuts++] = (cut){.group = c->group,
-                                     .shard = (const char *)(uintptr_t)c->shard.addr,
-                                     .place = (char *)(uintptr_t)c->part.at.addr,
+                                     .from = c->base,
+                                     .span = c->group->layout->extents[c->extent].span,
                                      .bytes = c->part.bytes,
-                                     .stride_bytes = c->part.stride_bytes,
                                      .number = (fcdp_number)c->group->numbers[c->extent],
                                      .element_bytes = c->group->element_bytes[c->extent] == 2 ? 2 : 4};
         d->bytes += c->part.bytes;
+        d->encodes = d->encodes && c->base.where != FCDP_BASE_NOWHERE;
     }
     d->next = state->last;
     state->last = d;
     return d;
 }
 
-fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, bool has_base,
-                               const fcdp_delta_cut *cuts, size_t n, fcdp_stream inter) {
+/* Where the host functions find each cut's bytes. */
+static void rows_set(delta *d, const fcdp_delta_cut *cuts) {
+    const fcdp_topology *topology = &d->comm->topology;
+    for (uint32_t k = 0; k < d->n_cuts; k++) {
+        cut *c = &d->cuts[k];
+        c->shard = (const char *)(uintptr_t)cuts[k].shard.addr;
+        c->places = (rows){(char *)(uintptr_t)cuts[k].part.at.addr, cuts[k].part.stride_bytes};
+        fcdp_piece first = fcdp__plan_shard(c->group->layout, topology, cuts[k].extent, 0, topology->local);
+        char *host = fcdp__host_data(c->group->block);
+        if (c->from.where == FCDP_BASE_IN_HOST)
+            c->base = (rows){host + first.offset_bytes, topology->node_size * first.bytes};
+        else if (c->from.where == FCDP_BASE_ON_DEVICE)
+            c->base = c->places;
+    }
+}
+
+/* What the host functions read and write, for the simulated device's checks. Host memory that is page-locked
+ * in part is not one range to it. */
+typedef struct access_list {
+    fcdp_access *at; /* NULL: no memory for them */
+    size_t n, capacity;
+} access_list;
+
+static void access_add(access_list *list, const char *at, size_t bytes, bool writes) {
+    if (list->n == list->capacity) {
+        size_t capacity = 2 * list->capacity + 64;
+        fcdp_access *grown = realloc(list->at, capacity * sizeof *grown);
+        if (!grown) return;
+        list->at = grown;
+        list->capacity = capacity;
+    }
+    list->at[list->n++] = (fcdp_access){{(uintptr_t)at}, bytes, writes};
+}
+
+static void base_add(access_list *list, const cut *c, uint32_t member) {
+    const char *at = of_member(c->base, member);
+    bool pinned;
+    for (size_t done = 0, n; done < c->bytes; done += n) {
+        n = c->from.where == FCDP_BASE_IN_HOST
+                ? fcdp__host_run_bytes(c->group->block, at + done, c->bytes - done, &pinned)
+                : c->bytes;
+        access_add(list, at + done, n, false);
+    }
+}
+
+static void announce(const delta *d, bool crosses) {
+    access_list list = {0};
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
+        if (!crosses) access_add(&list, c->shard, c->bytes, false);
+        for (uint32_t b = 0; b < d->n; b++) {
+            if (d->encodes && !(crosses && b == d->me)) base_add(&list, c, b);
+            if (crosses || b == d->me)
+                access_add(&list, of_member(c->places, b), c->bytes, crosses != (b == d->me));
+        }
+    }
+    fcdp__driver_announce(d->comm->engine->drv, list.at, list.n);
+    free(list.at);
+}
+
+/* Behind this rank's own stores. */
+static fcdp_status stores_await(const delta *d, fcdp_stream inter) {
+    fcdp_status status = FCDP_OK;
+    for (uint32_t k = 0; k < d->n_cuts && d->encodes && !status; k++) {
+        const cut *c = &d->cuts[k];
+        bool is_behind = k > 0 && c[-1].group == c->group && c[-1].from.where == FCDP_BASE_IN_HOST;
+        if (c->from.where == FCDP_BASE_IN_HOST && !is_behind)
+            status = fcdp__driver_stream_wait(d->comm->engine->drv, inter,
+                                              fcdp__region_stored(c->group->region));
+    }
+    return status;
+}
+
+fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_delta_cut *cuts, size_t n,
+                               fcdp_stream inter) {
     fcdp_driver *drv = comm->engine->drv;
     fcdp_event turn = comm->set->turn[FCDP_LANE_INTER];
-    delta *d = delta_make(comm, state, has_base, cuts, n, inter);
+    delta *d = delta_make(comm, state, cuts, n, inter);
     if (!d) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", cuts[0].group->name);
-    announce(d, false);
-    fcdp_status status = fcdp__driver_host_function(drv, inter, encode_run, d);
+    rows_set(d, cuts);
+    fcdp_status status = stores_await(d, inter);
+    if (!status) {
+        announce(d, false);
+        status = fcdp__driver_host_function(drv, inter, encode_run, d);
+    }
     if (!status) status = fcdp__driver_stream_wait(drv, inter, turn);
     if (!status) {
         announce(d, true);
@@ -565,13 +644,36 @@ fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, bool ha
     return status;
 }
 
+/* From here on no host function reads or writes what is not the gather's own. Where the device has failed,
+ * one may be under way that no wait for the device has waited for: it ends as its exchange does. False: it
+ * is done, and no stream has it. */
+static bool delta_cancel(delta *d) {
+    const struct timespec pause = {.tv_nsec = 1000000};
+    int phase = IDLE;
+    while (!atomic_compare_exchange_strong_explicit(&d->phase, &phase, CANCELLED, memory_order_acq_rel,
+                                                    memory_order_acquire)) {
+        if (phase != RUNNING) return phase == CANCELLED;
+        (void)nanosleep(&pause, NULL);
+        phase = IDLE;
+    }
+    return true;
+}
+
+static bool is_of(const delta *d, const fcdp_group *group) {
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
+        if (c->group == group) return true;
+    return false;
+}
+
 /* The group's streams have been drained. Where the device has failed its last gather may never be done, and
  * what waits on a stream may still point to it. */
 void fcdp__delta_forget(fcdp_group *group) {
     delta *d = group->delta.last;
+    for (delta *of = group->comm->deltas_together.last; of; of = of->next)
+        if (is_of(of, group)) (void)delta_cancel(of);
     group->delta.last = NULL;
     if (!d) return;
-    if (atomic_load_explicit(&d->done, memory_order_acquire)) {
+    if (!delta_cancel(d)) {
         delta_free(d);
         return;
     }
@@ -587,6 +689,7 @@ void fcdp__deltas_free(fcdp_comm *comm) {
         while (*lists[i]) {
             delta *d = *lists[i];
             *lists[i] = d->next;
+            (void)delta_cancel(d);
             delta_free(d);
         }
 }

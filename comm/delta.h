@@ -75,8 +75,8 @@ bool fcdp__delta_joins(const fcdp_group *group);
 
 /* ---- gathers ---- */
 
-/* Is there a base to be loaded for a gather? */
-bool fcdp__delta_has_base(const fcdp_comm *comm);
+/* The base of a gather of the group's span that comes next, before its fill begins. */
+fcdp_base fcdp__delta_base(fcdp_group *group, uint32_t span);
 
 /* A stale extent in one gather. */
 typedef struct fcdp_delta_cut {
@@ -84,12 +84,13 @@ typedef struct fcdp_delta_cut {
     uint32_t extent;
     fcdp_dptr shard; /* this rank's */
     fcdp_part part;  /* where the members' lie, on the device */
+    fcdp_base base;  /* of its span. On the device: in the part */
 } fcdp_delta_cut;
 /* In place of the copies of this rank's shards to their places, and of the all-gather of the cuts' parts; the
- * cuts of a group lie side by side. On `inter`, which is ordered, and behind the shards and, with `has_base`,
- * the base of all members in the cuts' places. `state` lasts until the gather has ended, as the groups do. */
-fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, bool has_base,
-                               const fcdp_delta_cut *cuts, size_t n, fcdp_stream inter) FCDP_MUST_CHECK;
+ * cuts of a group lie side by side. On `inter`, which is ordered, and behind the shards. `state` lasts until
+ * the gather has ended, as the groups do. */
+fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_delta_cut *cuts, size_t n,
+                               fcdp_stream inter) FCDP_MUST_CHECK;
 
 /* ---- for moves.c ---- */
 
@@ -98,8 +99,6 @@ typedef struct fcdp_use fcdp_use;
 /* Is this gather one of differences, or asks for one? The same on every member of the lane. Where the group's
  * last gather is still under way, the host waits for its end. */
 fcdp_status fcdp__delta_serves(fcdp_use *use, bool *serves_out) FCDP_MUST_CHECK;
-/* Before the fill begins: the base comes to its place in the region, if host memory has it alone. */
-fcdp_status fcdp__delta_load(fcdp_use *use) FCDP_MUST_CHECK;
 
 /* ---- for coalesce.c ---- */
 

@@ -188,9 +188,9 @@ struct fcdp_use { /* of one begin */
     bool collects;    /* the restore is one of all ranks of the node: by slices */
     /* and its slices are all-gathered with the gather's blocks: one collective on the node's lane */
     bool joined;
-    bool packed;   /* the gather is, through the staging buffer (moves.c) */
-    bool delta;    /* the gather is of differences (delta.h) ... */
-    bool has_base; /* ... which this rank can encode */
+    bool packed;                   /* the gather is, through the staging buffer (moves.c) */
+    bool delta;                    /* the gather is of differences (delta.h) ... */
+    fcdp_base bases[FCDP_N_SPANS]; /* ... from these */
 };
 
 /* What one unshard, or one read from the node's copy, came to; bytes as in the engine's stats. */

@@ -354,9 +354,10 @@ static fcdp_status differences_gather(fcdp_use *use, const fcdp_part *parts, siz
     if (!cuts) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
     for (size_t k = 0; k < n; k++) {
         uint32_t i = use->plan->stale[k];
-        cuts[k] = (fcdp_delta_cut){group, i, {use->inputs[i]}, parts[k]};
+        fcdp_base base = use->bases[group->layout->extents[i].span];
+        cuts[k] = (fcdp_delta_cut){group, i, {use->inputs[i]}, parts[k], base};
     }
-    fcdp_status status = fcdp__delta_gather(group->comm, &group->delta, use->has_base, cuts, n, inter);
+    fcdp_status status = fcdp__delta_gather(group->comm, &group->delta, cuts, n, inter);
     free(cuts);
     return status;
 }
@@ -453,7 +454,7 @@ fcdp_status fcdp__gather(fcdp_use *use) {
                      fcdp__region_dies(group->region));
     bool stores = (!by_slice && !is_alone) || !may_wait;
     fcdp_status status = use->packed ? FCDP_OK : fcdp__delta_serves(use, &use->delta);
-    if (!status && use->delta) status = fcdp__delta_load(use);
+    for (uint32_t s = 0; s < FCDP_N_SPANS && use->delta; s++) use->bases[s] = fcdp__delta_base(group, s);
     if (!status) status = fcdp__region_begin_fill(group->region, plan->fill_mask);
     if (!status && use->packed)
         status = packed_gather(use);

@@ -142,14 +142,20 @@ void fcdp__region_fill_by_host(fcdp_region *region, uint32_t span_mask);
  * `loaded` is recorded. */
 fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask,
                                      fcdp_piece_list others) FCDP_MUST_CHECK;
-/* Enqueue on `stream` the copies to the device of pieces of `span` that this process stored, and which no
- * other writes before the next fill. In use; `stream` is ordered; `loaded` is recorded, and the state is as
- * before. */
-fcdp_status fcdp__region_load_own(fcdp_region *region, uint32_t span, fcdp_piece_list pieces,
-                                  fcdp_stream stream) FCDP_MUST_CHECK;
-/* The same, of the spans of `span_mask`, to `sources` outside of the region. Not in use. */
-fcdp_status fcdp__region_read_own(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources,
-                                  size_t n, fcdp_stream stream) FCDP_MUST_CHECK;
+/* Where pieces of a span are as the last fill brought them. In host memory, a host function on a stream that
+ * is behind `stored` may read them; others' pieces only if fcdp__region_others_stored says so there. READY of
+ * the next fill does not wait for these reads: they must be over before this process brings the other
+ * processes anything of that fill, since these store it only then. */
+typedef enum fcdp_base_tier { FCDP_BASE_NOWHERE, FCDP_BASE_IN_HOST, FCDP_BASE_ON_DEVICE } fcdp_base_tier;
+typedef struct fcdp_base {
+    fcdp_base_tier where;
+    uint32_t epoch;
+    bool of_others; /* in host memory, and others have stored some of them */
+} fcdp_base;
+/* Before the next fill. `of_others`: of all processes' pieces; else of those that this one stores. */
+fcdp_base fcdp__region_base_of(fcdp_region *region, uint32_t span, bool of_others);
+/* Has each other process stored its pieces of `epoch`, or of a later one? Takes no lock; any thread. */
+bool fcdp__region_others_stored(const fcdp_region *region, uint32_t span, uint32_t epoch);
 /* Enqueue the copy to the device of this process's slice of `span`, once host memory has it. The caller
  * all-gathers the other slices. In use, ordered; `loaded` is recorded, and the span is on the device. */
 fcdp_status fcdp__region_load_slice(fcdp_region *region, uint32_t span) FCDP_MUST_CHECK;

@@ -99,8 +99,9 @@ static void copying_end(const fcdp_region *region, copying *of, fcdp_stream stre
 
 /* Enqueue the copies of the region's own pieces, of the spans of `span_mask`. A failed call may have enqueued
  * some of them. */
-static fcdp_status copy_pieces_on(fcdp_region *region, fcdp_direction direction, uint32_t span_mask,
-                                  fcdp_piece_list pieces, fcdp_stream stream) {
+static fcdp_status copy_pieces(fcdp_region *region, fcdp_direction direction, uint32_t span_mask,
+                               fcdp_piece_list pieces) {
+    fcdp_stream stream = region->streams[direction];
     fcdp_dptr base = fcdp__vrange_base(region->range);
     copying traced = copying_begin(region, direction, span_mask, stream);
     fcdp_status status = FCDP_OK;
@@ -111,11 +112,6 @@ static fcdp_status copy_pieces_on(fcdp_region *region, fcdp_direction direction,
     }
     copying_end(region, &traced, stream);
     return status;
-}
-
-static fcdp_status copy_pieces(fcdp_region *region, fcdp_direction direction, uint32_t span_mask,
-                               fcdp_piece_list pieces) {
-    return copy_pieces_on(region, direction, span_mask, pieces, region->streams[direction]);
 }
 
 /* A slice of each span of `span_mask`, to the file or from it (spill.h). */
@@ -345,41 +341,6 @@ static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, un
     return FCDP_OK;
 }
 
-/* This process's own pieces, on `stream`: not behind the loads of other regions, which wait for other
- * processes. The next fill's READY is written on the stream of loads: behind this one. `loaded` tells of both
- * streams: the other may have loaded a span of this use. */
-static fcdp_status own_begin(const fcdp_region *region, fcdp_stream stream) {
-    return fcdp__driver_stream_wait(region->tiering->drv, stream, region->stored);
-}
-
-/* `status`: of the copies. */
-static fcdp_status own_end(fcdp_region *region, fcdp_stream stream, fcdp_status status) {
-    fcdp_driver *drv = region->tiering->drv;
-    fcdp_stream h2d = region->streams[FCDP_TO_DEVICE];
-    if (!status) status = fcdp__driver_event_record(drv, region->loaded, stream);
-    if (!status) status = fcdp__driver_stream_wait(drv, h2d, region->loaded);
-    if (!status) status = fcdp__driver_event_record(drv, region->loaded, h2d);
-    return status ? fail_unrecorded(region, status) : FCDP_OK;
-}
-
-fcdp_status fcdp__region_load_own(fcdp_region *region, uint32_t span, fcdp_piece_list pieces,
-                                  fcdp_stream stream) {
-    FCDP_CHECK(1, region->in_use && region->block && span < FCDP_N_SPANS);
-    fcdp_status status = own_begin(region, stream);
-    if (!status) status = copy_pieces_on(region, FCDP_TO_DEVICE, 1u << span, pieces, stream);
-    status = own_end(region, stream, status);
-    region->ordered = region->ordered || !status;
-    return status;
-}
-
-fcdp_status fcdp__region_read_own(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources,
-                                  size_t n, fcdp_stream stream) {
-    FCDP_CHECK(1, !region->in_use && region->block);
-    fcdp_status status = own_begin(region, stream);
-    if (!status) status = copy_sources(region, FCDP_TO_DEVICE, span_mask, sources, n, stream);
-    return own_end(region, stream, status);
-}
-
 bool fcdp__region_fetch(fcdp_region *region, uint32_t span) {
     fcdp__region_lock(region);
     FCDP_CHECK(1, !region->block && span < FCDP_N_SPANS);
@@ -437,13 +398,30 @@ static fcdp_status device_peek(fcdp_region *region, fcdp_piece piece, void *to) 
 /* Not waited for: one that keeps the region on its device stores it when it must, which may be never. The
  * acquire in board_read is the partner of the device's write of the word: after it, the other rank's bytes
  * are there. */
-static bool others_stored(const fcdp_region *region, uint32_t span, uint32_t epoch) {
+bool fcdp__region_others_stored(const fcdp_region *region, uint32_t span, uint32_t epoch) {
     if (is_alone(region)) return true;
     for (uint32_t i = 0; i < region->layout->n_slices; i++)
         if (i != region->slice &&
             (int32_t)(fcdp__board_read(region->block, FCDP_STORED_WORD[span], i) - epoch) < 0)
             return false;
     return true;
+}
+
+/* ---- the base of differences ---- */
+
+/* Host memory first: there, what the program wrote into its copy is not. What is on the device serves where
+ * another process may never store. */
+fcdp_base fcdp__region_base_of(fcdp_region *region, uint32_t span, bool of_others) {
+    fcdp__region_lock(region);
+    fcdp_span_state state = region->span[span];
+    fcdp__region_unlock(region);
+    fcdp_base base = {.epoch = state.epoch, .of_others = of_others && !state.whole && !is_alone(region)};
+    bool in_host = region->block && (state.stored || state.whole);
+    if (state.on_device && base.of_others && !fcdp__region_others_stored(region, span, state.epoch))
+        in_host = false;
+    base.where = in_host ? FCDP_BASE_IN_HOST : state.on_device ? FCDP_BASE_ON_DEVICE : FCDP_BASE_NOWHERE;
+    base.of_others = base.of_others && in_host;
+    return base;
 }
 
 /* It is being moved meanwhile, so that the reclaimer leaves it where it is. */
@@ -454,7 +432,7 @@ fcdp_status fcdp__region_peek(fcdp_region *region, uint32_t span, fcdp_piece pie
     fcdp_span_state state = region->span[span];
     fcdp__region_unlock(region);
     bool in_host = region->block &&
-                   (state.whole || (state.stored && others_stored(region, span, state.epoch)));
+                   (state.whole || (state.stored && fcdp__region_others_stored(region, span, state.epoch)));
     fcdp_status status = FCDP_OK;
     if (state.on_device)
         status = device_peek(region, piece, to_out);
@@ -475,7 +453,7 @@ static uint32_t dirty_spans(const fcdp_region *region) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         const fcdp_span_state *span = &region->span[s];
         if (!span->on_device || span->whole || !region->layout->span[s].bytes) continue;
-        if (!span->stored || !others_stored(region, s, span->epoch)) mask |= 1u << s;
+        if (!span->stored || !fcdp__region_others_stored(region, s, span->epoch)) mask |= 1u << s;
     }
     return mask;
 }
