@@ -13,6 +13,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include "base/size.h"
@@ -75,7 +76,19 @@ typedef struct fcdp_delta {
     cut cuts[];
 } delta;
 
-void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch) {
+/* What the driver does not give back stays page-locked, and so allocated. */
+static fcdp_status staged_free(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
+    size_t stay_bytes;
+    if (!scratch->staged) return FCDP_OK;
+    fcdp_status status = fcdp__driver_host_unpin(drv, scratch->staged, scratch->staged_bytes, &stay_bytes);
+    if (!status) munmap(scratch->staged, scratch->staged_bytes);
+    scratch->staged = NULL;
+    scratch->staged_bytes = 0;
+    return status;
+}
+
+void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
+    if (staged_free(scratch, drv)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     free(scratch->own);
     free(scratch->all);
     *scratch = (fcdp_delta_scratch){0};
@@ -399,10 +412,10 @@ static void cross_run(void *arg) {
 /* NULL: differences can cross. The same on every member. */
 static const char *why_whole(const fcdp_comm *comm) {
     const fcdp_engine *engine = comm->engine;
-    if (!engine->host_computes) return "the model computes on a device";
+    if (!engine->host_computes && engine->options.codec == FCDP_CODEC_INT8)
+        return "the model computes on a device";
     if (!comm->transport.exchange) return "the transport exchanges no host memory";
-    bool by_slice = engine->options.restore != FCDP_RESTORE_WHOLE && comm->topology.node_size > 1;
-    return by_slice ? "FCDP_RESTORE is slice" : NULL;
+    return fcdp__comm_by_slice(comm) ? "FCDP_RESTORE is slice" : NULL;
 }
 
 void fcdp__delta_warn(const fcdp_comm *comm) {
@@ -418,14 +431,14 @@ void fcdp__delta_warn(const fcdp_comm *comm) {
 
 /* All of this holds on every member, or on none: the options are compared when the shard group is made, and
  * it is agreed which groups have host memory. */
-static bool may_serve(const fcdp_group *group) {
+bool fcdp__delta_may(const fcdp_group *group) {
     const fcdp_comm *comm = group->comm;
     return comm->engine->options.codec != FCDP_CODEC_NONE && comm->topology.n_nodes > 1 && group->block &&
            !fcdp__group_by_slice(group) && !why_whole(comm);
 }
 
 bool fcdp__extent_rounds(const fcdp_group *group, uint32_t i) {
-    return group->comm->engine->options.codec == FCDP_CODEC_INT8 && may_serve(group) &&
+    return group->comm->engine->options.codec == FCDP_CODEC_INT8 && fcdp__delta_may(group) &&
            group->numbers[i] != FCDP_NUMBER_OTHER;
 }
 
@@ -438,7 +451,7 @@ bool fcdp__group_rounds(const fcdp_group *group) {
 bool fcdp__delta_joins(const fcdp_group *group) {
     const fcdp_comm *comm = group->comm;
     bool rounds = comm->engine->options.codec == FCDP_CODEC_INT8;
-    return !rounds || comm->topology.n_nodes == 1 || why_whole(comm) || may_serve(group);
+    return !rounds || comm->topology.n_nodes == 1 || why_whole(comm) || fcdp__delta_may(group);
 }
 
 /* Rounded gathers need none. */
@@ -482,7 +495,7 @@ static bool state_serves(fcdp_delta_state *state) {
 fcdp_status fcdp__delta_serves(fcdp_use *use, bool *serves_out) {
     fcdp_group *group = use->group;
     *serves_out = false;
-    if (!may_serve(group)) return FCDP_OK;
+    if (!fcdp__delta_may(group)) return FCDP_OK;
     fcdp_status status = state_await(&group->delta, group->comm->engine->drv, &group->crossed, 1);
     if (status) return status;
     bool comes = takes_base(group->comm) ? group->delta.is_primed : fcdp__group_rounds(group);
@@ -497,7 +510,7 @@ fcdp_status fcdp__deltas_serve(fcdp_group *const *groups, uint32_t n, bool *serv
     *serves_out = true;
     bool rounds = false;
     for (uint32_t g = 0; g < n; g++) {
-        *serves_out = *serves_out && may_serve(groups[g]);
+        *serves_out = *serves_out && fcdp__delta_may(groups[g]);
         rounds = rounds || fcdp__group_rounds(groups[g]);
     }
     *serves_out = *serves_out && (rounds || takes_base(comm));
@@ -550,13 +563,24 @@ static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_de
     return d;
 }
 
-/* Where the host functions find each cut's bytes. */
-static void rows_set(delta *d, const fcdp_delta_cut *cuts) {
+static size_t shards_bytes(const delta *d) {
+    return fcdp__round_up(d->bytes, 64);
+}
+
+/* Where the host functions find each cut's bytes: with `staged`, all but a base in host memory there, and
+ * else in device memory. */
+static void rows_set(delta *d, const fcdp_delta_cut *cuts, char *staged) {
     const fcdp_topology *topology = &d->comm->topology;
+    char *place = staged ? staged + shards_bytes(d) : NULL;
     for (uint32_t k = 0; k < d->n_cuts; k++) {
         cut *c = &d->cuts[k];
-        c->shard = (const char *)(uintptr_t)cuts[k].shard.addr;
+        c->shard = staged ? staged : (const char *)(uintptr_t)cuts[k].shard.addr;
         c->places = (rows){(char *)(uintptr_t)cuts[k].part.at.addr, cuts[k].part.stride_bytes};
+        if (staged) {
+            c->places = (rows){place, d->bytes};
+            staged += c->bytes;
+            place += c->bytes;
+        }
         fcdp_piece first = fcdp__plan_shard(c->group->layout, topology, cuts[k].extent, 0, topology->local);
         char *host = fcdp__host_data(c->group->block);
         if (c->from.where == FCDP_BASE_IN_HOST)
@@ -622,14 +646,80 @@ static fcdp_status stores_await(const delta *d, fcdp_stream inter) {
     return status;
 }
 
+/* ---- a device whose memory is not the host's ---- */
+
+static fcdp_status staged_reserve(const delta *d, fcdp_stream inter) {
+    fcdp_driver *drv = d->comm->engine->drv;
+    fcdp_delta_scratch *scratch = d->scratch;
+    size_t bytes = fcdp__round_up(shards_bytes(d) + d->n * d->bytes, 64 << 10), stay_bytes;
+    if (bytes <= scratch->staged_bytes) return FCDP_OK;
+    fcdp_status status = fcdp__driver_stream_sync(drv, inter); /* what is on it uses the smaller one */
+    if (!status) status = staged_free(scratch, drv);
+    if (status) return status;
+    char *staged = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (staged == MAP_FAILED)
+        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory for a gather of %zu bytes", bytes);
+    (void)madvise(staged, bytes, MADV_DONTFORK); /* behind a fork, a write would move pages that are pinned */
+    status = fcdp__driver_host_pin(drv, staged, bytes, &stay_bytes);
+    if (status) {
+        if (!stay_bytes) munmap(staged, bytes);
+        return status;
+    }
+    scratch->staged = staged;
+    scratch->staged_bytes = bytes;
+    return FCDP_OK;
+}
+
+/* This rank's shards, and a base that the device alone has. */
+static fcdp_status shards_fetch(const delta *d, const fcdp_delta_cut *cuts, fcdp_stream inter) {
+    fcdp_driver *drv = d->comm->engine->drv;
+    fcdp_status status = FCDP_OK;
+    for (uint32_t k = 0; k < d->n_cuts && !status; k++) {
+        const cut *c = &d->cuts[k];
+        status = fcdp__driver_copy_d2h(drv, (char *)c->shard, cuts[k].shard, c->bytes, inter);
+        for (uint32_t b = 0; b < d->n && d->encodes && c->from.where == FCDP_BASE_ON_DEVICE && !status; b++)
+            status = fcdp__driver_copy_d2h(drv, of_member(c->base, b),
+                                           fcdp__dptr_add(cuts[k].part.at, b * cuts[k].part.stride_bytes),
+                                           c->bytes, inter);
+    }
+    return status;
+}
+
+/* What has come of all members. In staged memory it lies side by side; where it does so on the device, too,
+ * it is one copy. */
+static fcdp_status places_bring(const delta *d, const fcdp_delta_cut *cuts, fcdp_stream inter) {
+    fcdp_driver *drv = d->comm->engine->drv;
+    fcdp_status status = FCDP_OK;
+    fcdp_dptr to = {0};
+    const char *from = NULL;
+    size_t bytes = 0;
+    for (uint32_t b = 0; b < d->n && !status; b++)
+        for (uint32_t k = 0; k < d->n_cuts && !status; k++) {
+            fcdp_dptr at = fcdp__dptr_add(cuts[k].part.at, b * cuts[k].part.stride_bytes);
+            if (bytes && at.addr != to.addr + bytes) {
+                status = fcdp__driver_copy_h2d(drv, to, from, bytes, inter);
+                bytes = 0;
+            }
+            if (!bytes) to = at, from = of_member(d->cuts[k].places, b);
+            bytes += d->cuts[k].bytes;
+        }
+    return status ? status : fcdp__driver_copy_h2d(drv, to, from, bytes, inter);
+}
+
+/* ---- one gather ---- */
+
+/* `state`'s gather is the stream's from here on, whatever fails. */
 fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_delta_cut *cuts, size_t n,
                                fcdp_stream inter) {
     fcdp_driver *drv = comm->engine->drv;
     fcdp_event turn = comm->set->turn[FCDP_LANE_INTER];
     delta *d = delta_make(comm, state, cuts, n, inter);
     if (!d) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", cuts[0].group->name);
-    rows_set(d, cuts);
-    fcdp_status status = stores_await(d, inter);
+    bool stages = !comm->engine->host_computes;
+    fcdp_status status = stages ? staged_reserve(d, inter) : FCDP_OK;
+    if (!status) rows_set(d, cuts, stages ? d->scratch->staged : NULL);
+    if (!status && stages) status = shards_fetch(d, cuts, inter);
+    if (!status) status = stores_await(d, inter);
     if (!status) {
         announce(d, false);
         status = fcdp__driver_host_function(drv, inter, encode_run, d);
@@ -641,6 +731,7 @@ fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const f
     }
     if (!status) status = fcdp__driver_event_record(drv, turn, inter);
     if (!status) fcdp__count(&comm->engine->counts, FCDP_COUNT_GATHER_CALLS, 1);
+    if (!status && stages) status = places_bring(d, cuts, inter);
     return status;
 }
 

@@ -21,8 +21,10 @@
  * it decodes of its own wire into its own place, so the region has the same bytes on every rank: not what the
  * shards are. If they are to cross whole, it is these bytes that do.
  *
- * The host encodes and decodes: for models whose compute it is (host_computes), over a transport that can
- * exchange host memory, where the node's ranks meet in host memory.
+ * The host encodes and decodes, over a transport that can exchange host memory. Where the model computes on a
+ * device, this rank's shards are copied to page-locked memory before the turn, and what came of all members
+ * from there to its places behind it; the base stays where it is, in the node's host memory. Rounded numbers
+ * are for models whose compute the host is (host_computes).
  */
 #ifndef FCDP_DELTA_H
 #define FCDP_DELTA_H
@@ -39,8 +41,11 @@
 typedef struct fcdp_delta_scratch {
     char *own, *all; /* what this rank sends; what all members send */
     size_t own_bytes, all_bytes;
+    char *staged; /* page-locked, where the device's memory is not the host's: its shards, all places */
+    size_t staged_bytes;
 } fcdp_delta_scratch;
-void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch);
+/* The stream has ended. */
+void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch, fcdp_driver *drv);
 
 /* A group's, or of what a shard group gathers together. Written in the lane's turn, from what all members
  * have in common; read once the gathers have ended: so the same on all members. */
@@ -69,6 +74,8 @@ void fcdp__delta_warn(const fcdp_comm *comm);
 bool fcdp__group_rounds(const fcdp_group *group);
 /* Is extent i rounded? */
 bool fcdp__extent_rounds(const fcdp_group *group, uint32_t i);
+/* May a gather of it be one of differences, or of rounded numbers, now or later? The same on every rank. */
+bool fcdp__delta_may(const fcdp_group *group);
 /* Can gathers of several groups have this one among them? Not with FCDP_CODEC=int8, if others of its shard
  * group are rounded and this one cannot be. */
 bool fcdp__delta_joins(const fcdp_group *group);

@@ -195,7 +195,8 @@ size_t fcdp__packed_above_parts = 36;
 size_t fcdp__packed_half_bytes = (size_t)128 << 20;
 
 /* A transport through host memory packs by itself. On a node of one rank members' shards lie side by side:
- * each is an all-gather already. */
+ * each is an all-gather already. What may cross as differences is never packed: with FCDP_CODEC=auto each
+ * lane decides that by itself, and the node's ranks are to make the same collectives. */
 static bool packed_serves(const fcdp_group *group, const fcdp_plan *plan) {
     const fcdp_topology *topology = &group->comm->topology;
     return !group->comm->transport.through_host && topology->node_size > 1 && plan->n_stale > 0 &&
@@ -230,7 +231,7 @@ size_t fcdp__gather_staging_bytes(const fcdp_group *group) {
 fcdp_status fcdp__gather_reserve(fcdp_use *use) {
     const fcdp_group *group = use->group;
     fcdp_stream_set *set = group->comm->set;
-    use->packed = packed_serves(group, use->plan) && !fcdp__group_rounds(group);
+    use->packed = packed_serves(group, use->plan) && !fcdp__delta_may(group);
     if (!use->packed) return FCDP_OK;
     fcdp__staging_acquire(&set->staging);
     fcdp_status status = fcdp__staging_reserve(set, n_blocks_of(group) *

@@ -43,7 +43,7 @@ static cluster_config random_cluster(test_random *random) {
     for (uint32_t g = 0; g < config.n_groups && has_plan; g++)
         config.tiers[g] = (fcdp_tier)random_below(random, FCDP_TIER_HOST_WHOLE + 1);
     bool alike = random_below(random, 2);
-    config.deltas = config.host_computes && random_below(random, 4);
+    config.deltas = random_below(random, 4);
     config.alike = config.deltas && random_below(random, 4);
     config.by_gain = config.deltas && random_below(random, 4) == 0;
     config.rounds = config.deltas && random_below(random, 3) == 0;

@@ -38,6 +38,7 @@ KEPT = [
     for name in NAMES
     if re.search("^(lora|accumulate|fsdp1_trains|reshard_after_forward|prefetch|whole_of_what)", name)
 ]
+DIFFERING = [name for name in NAMES if re.search("^(lora|frozen|edits|exception|full_)", name)]
 LARGE = [name for name in ("memory_whole_pages", "memory_odd_sizes") if ASKED.search(name)]  # of tensors of MiBs
 OF = {
     "sim-slots": in_one_mapping(NAMES, "slots"),
@@ -46,6 +47,7 @@ OF = {
     "sim-exact-kept": KEPT,
     "sim-signals": SIGNALLED,
     "sim-quarantine": [*(name for name in KEPT if "sync" in name or "lora" in name), *LARGE],
+    "sim-delta": DIFFERING,
 }
 PLAIN_THERE = [name for name in NAMES if is_whole() or OWN_NUMBERS.search(name)] + LARGE
 
@@ -124,6 +126,13 @@ def test_fcdp_was_really_on(launches, configuration):
         assert after["backward"] == before["backward"]
     if configuration == "sim-next-use":
         assert n_plans(results), "no step was known"
+
+
+@pytest.mark.skipif(not DIFFERING, reason="TEST_CASES names none")
+def test_differences_crossed(launches):
+    stats = [r["stats"] for ranks in of(launches, "sim-delta")[0].values() for r in ranks if r.get("stats")]
+    crossed = [after["deltas"]["gathers"] - before["deltas"]["gathers"] for before, after in stats]
+    assert sum(n > 0 for n in crossed) >= len(crossed) / 2, crossed
 
 
 assert set(OF) | {SIM_PLAIN} == set(ON_SIM)

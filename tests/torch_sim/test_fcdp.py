@@ -10,12 +10,13 @@ CONFIGURATIONS = {
     "slots": {"FCDP_MAPPING": "slots"},
     "exact": {"FCDP_MAPPING": "exact", "FCDP_TAU": "0"} | ONE_QUEUE,
     "exact-kept": {"FCDP_MAPPING": "exact", "FCDP_TAU": "1"},
+    "delta": {"FCDP_CODEC": "delta", "FCDP_MAPPING": "slots"} | ONE_QUEUE,
     "nccl-slots": {"FCDP_TRANSPORT": "nccl", "FCDP_MAPPING": "slots"} | ONE_QUEUE,
     "nccl-exact": {"FCDP_TRANSPORT": "nccl", "FCDP_MAPPING": "exact", "FCDP_TAU": "0"},
     "nccl-files": {"FCDP_TRANSPORT": "nccl", "FCDP_HOST_BUDGET": "40K", "FCDP_SPILL_DIR": tempfile.gettempdir()},
 }
 TRANSPORTS = {"torch": "gloo", "nccl": "nccl"}
-NOT_NUMBERS = ("ahead", "seconds", "counts", "gathers", "transport", "spill")
+NOT_NUMBERS = ("ahead", "seconds", "counts", "gathers", "transport", "spill", "deltas")
 
 
 def train(run_job, env):
@@ -23,6 +24,7 @@ def train(run_job, env):
     if env["FCDP"] == "1":
         assert all(rank["gathers"]["avoided"] > 0 for rank in ranks), ranks[0]["gathers"]
         assert {rank["transport"] for rank in ranks} == {TRANSPORTS[env["FCDP_TRANSPORT"]]}
+        assert all((rank["deltas"]["gathers"] > 0) == ("FCDP_CODEC" in env) for rank in ranks), ranks[0]["deltas"]
         in_files = "FCDP_SPILL_DIR" in env
         assert all((rank["spill"]["written_bytes"] > 0) == in_files and not rank["spill"]["failures"] for rank in ranks)
     return [{name: found for name, found in rank.items() if name not in NOT_NUMBERS} for rank in ranks]

@@ -205,7 +205,7 @@ def main(kind, out):
     if os.environ.get("FCDP") == "1":
         import fcdp
 
-        found |= {name: fcdp.stats()[name] for name in ("gathers", "transport", "spill")}
+        found |= {name: fcdp.stats()[name] for name in ("gathers", "transport", "spill", "deltas")}
     pathlib.Path(out, f"rank{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
