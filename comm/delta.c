@@ -415,7 +415,8 @@ static const char *why_whole(const fcdp_comm *comm) {
     if (!engine->host_computes && engine->options.codec == FCDP_CODEC_INT8)
         return "the model computes on a device";
     if (!comm->transport.exchange) return "the transport exchanges no host memory";
-    return fcdp__comm_by_slice(comm) ? "FCDP_RESTORE is slice" : NULL;
+    bool by_slice = engine->options.codec == FCDP_CODEC_INT8 && fcdp__comm_by_slice(comm);
+    return by_slice ? "FCDP_RESTORE is slice" : NULL;
 }
 
 void fcdp__delta_warn(const fcdp_comm *comm) {
@@ -434,7 +435,8 @@ void fcdp__delta_warn(const fcdp_comm *comm) {
 bool fcdp__delta_may(const fcdp_group *group) {
     const fcdp_comm *comm = group->comm;
     return comm->engine->options.codec != FCDP_CODEC_NONE && comm->topology.n_nodes > 1 && group->block &&
-           !fcdp__group_by_slice(group) && !why_whole(comm);
+           !(comm->engine->options.codec == FCDP_CODEC_INT8 && fcdp__group_by_slice(group)) &&
+           !why_whole(comm);
 }
 
 bool fcdp__extent_rounds(const fcdp_group *group, uint32_t i) {

@@ -24,7 +24,12 @@
  * The host encodes and decodes, over a transport that can exchange host memory. Where the model computes on a
  * device, this rank's shards are copied to page-locked memory before the turn, and what came of all members
  * from there to its places behind it; the base stays where it is, in the node's host memory. Rounded numbers
- * are for models whose compute the host is (host_computes).
+ * are for models whose compute the host is (host_computes), and whose ranks restore the whole.
+ *
+ * By slices, other ranks of the node have stored parts of the base. The host function that encodes looks
+ * whether the words of all of them say so, and waits for none: a rank that keeps the group on its device may
+ * never store it, so then there is no base. These ranks store the next fill behind the node's all-gather of
+ * it, to which this rank brings its pieces behind the gather, and so behind its last read of the base.
  */
 #ifndef FCDP_DELTA_H
 #define FCDP_DELTA_H

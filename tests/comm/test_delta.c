@@ -17,20 +17,25 @@
 
 enum { N_GROUPS = 4, N_STEPS = 4 };
 static int n_steps = N_STEPS;
+static bool forwards_alone; /* no backward restores a group, for which ranks that keep it would store it */
 
 /* What all tests run in, one after the other. */
 typedef struct world {
     const char *name;
     bool on_device; /* the model computes there, whose memory is not the host's */
+    fcdp_restore_mode restore;
 } world;
-static const world worlds[] = {{"on the host", false}, {"on a device", true}};
+static const world worlds[] = {{"on the host", false, FCDP_RESTORE_WHOLE},
+                               {"on a device", true, FCDP_RESTORE_WHOLE},
+                               {"on the host, by slices", false, FCDP_RESTORE_SLICE},
+                               {"on a device, by slices", true, FCDP_RESTORE_SLICE}};
 static const world *here;
 
 static cluster_config make_config(uint32_t n_nodes, uint32_t node_size) {
     cluster_config config = {.n_nodes = n_nodes,
                              .node_size = node_size,
                              .n_groups = N_GROUPS,
-                             .restore = FCDP_RESTORE_WHOLE,
+                             .restore = here->restore,
                              .mapping = FCDP_MAPPING_SLOTS,
                              .prefetch = 1,
                              .host_computes = !here->on_device,
@@ -71,11 +76,11 @@ static void job_body(member *m, void *arg) {
     for (uint32_t g = 0; g < N_GROUPS; g++) MUST(!member_step(m, g, all_extents, true));
     for (int pass = 0; pass < 2 * n_steps; pass++) {
         bool back = pass % 2;
-        if (back)
-            member_begin_backward(m);
-        else
+        if (!back)
             member_begin_forward(m);
-        for (uint32_t k = 0; k < N_GROUPS; k++) {
+        else if (!forwards_alone)
+            member_begin_backward(m);
+        for (uint32_t k = 0; k < N_GROUPS && !(back && forwards_alone); k++) {
             uint32_t g = back ? N_GROUPS - 1 - k : k;
             bool happens = what && k == 0 && pass == 2 * what->step && what->rank == m->topology.rank;
             if (what && (what->before || here->on_device) && k == 0) meet(m, what);
@@ -147,7 +152,8 @@ static void test_fewer_bytes_cross(void **state) {
     }
 }
 
-/* Where a rank is alone on its node and keeps the groups, host memory has no base for the first gather. */
+/* Where a rank is alone on its node, or stores slices, and keeps the groups, host memory has no base for the
+ * first gather. */
 static void test_groups_that_cross_together_send_differences(void **state) {
     (void)state;
     for (int way = 0; way < 6; way += getenv("TEST_COARSER") ? 5 : 1) {
@@ -155,7 +161,8 @@ static void test_groups_that_cross_together_send_differences(void **state) {
         config.mapping = way < 3 ? FCDP_MAPPING_SLOTS : FCDP_MAPPING_EXACT;
         for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = way % 2;
         uint64_t n_ranks = config.n_nodes * config.node_size, n = n_ranks * (N_STEPS - 1);
-        uint64_t baseless = config.node_size == 1 && way % 2 ? n_ranks : 0;
+        bool stores_kept = config.node_size > 1 && here->restore == FCDP_RESTORE_WHOLE;
+        uint64_t baseless = !stores_kept && way % 2 ? n_ranks : 0;
         outcome differences = run(&config, NULL, 0, 0);
         config.alike = false;
         outcome different = run(&config, NULL, 0, 0);
@@ -191,6 +198,23 @@ static void test_a_changed_base_crosses_whole(void **state) {
         assert_int_equal(result.n_whole, config.n_nodes);
         assert_int_equal(result.n_deltas + result.n_whole,
                          (uint64_t)n_ranks * (round % 2 ? 1 : N_GROUPS) * (N_STEPS - 1));
+    }
+}
+
+/* The first rank of a node stores its slices, and the second one keeps the groups on its device, where it has
+ * the base of its lane. */
+static void test_what_a_node_has_not_stored_is_no_base(void **state) {
+    (void)state;
+    if (here->restore != FCDP_RESTORE_SLICE) skip(); /* a rank reads what it has stored itself */
+    for (int way = 0; way < 2; way++) {
+        cluster_config config = make_config(2 + way, 2);
+        for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = r % 2;
+        forwards_alone = true;
+        outcome result = run(&config, NULL, 0, 0);
+        forwards_alone = false;
+        uint64_t n = (uint64_t)config.n_nodes * N_GROUPS * (N_STEPS - 1);
+        assert_int_equal(result.n_deltas, n);
+        assert_int_equal(result.n_whole, n);
     }
 }
 
@@ -260,7 +284,7 @@ static void test_by_gain_rests_become_longer(void **state) {
  * that cannot be rounded. */
 static void test_rounded_gathers_are_the_same_on_all_ranks(void **state) {
     (void)state;
-    if (here->on_device) skip(); /* they are not rounded there */
+    if (here->on_device || here->restore != FCDP_RESTORE_WHOLE) skip(); /* they are not rounded there */
     test_random random = {random_seed("test_rounded_gathers_are_the_same_on_all_ranks", 1)};
     for (int way = 0; way < 8; way += getenv("TEST_COARSER") ? 5 : 1) {
         cluster_config config = make_config(shapes[way % 3][0], shapes[way % 3][1]);
@@ -289,6 +313,7 @@ int main(void) {
         cmocka_unit_test(test_fewer_bytes_cross),
         cmocka_unit_test(test_groups_that_cross_together_send_differences),
         cmocka_unit_test(test_a_changed_base_crosses_whole),
+        cmocka_unit_test(test_what_a_node_has_not_stored_is_no_base),
         cmocka_unit_test(test_what_comes_wrong_crosses_whole),
         cmocka_unit_test(test_by_gain_too_many_differences_are_not_made_again),
         cmocka_unit_test(test_by_gain_rests_become_longer),

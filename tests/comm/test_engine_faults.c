@@ -272,6 +272,15 @@ static void test_every_driver_call_differences_on_a_device(void **state) {
                       CUDA_OUT_OF_MEMORY, 31);
 }
 
+static void test_every_driver_call_differences_by_slice(void **state) {
+    (void)state;
+    every_driver_call(on_device(differing(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS))),
+                      CUDA_UNKNOWN, 61);
+    every_driver_call(
+        together(on_device(differing(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT)))),
+        CUDA_UNKNOWN, 61);
+}
+
 static void test_every_driver_call_rounded(void **state) {
     (void)state;
     every_driver_call(rounding(small_cluster(1, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS)), CUDA_UNKNOWN, 17);
@@ -303,6 +312,7 @@ static void every_collective_of_all(hub_fault code) {
     every_collective(differing(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS)), code);
     every_collective(together(differing(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS))), code);
     every_collective(on_device(differing(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS))), code);
+    every_collective(on_device(differing(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT))), code);
     every_collective(rounding(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS)), code);
 }
 
@@ -365,6 +375,8 @@ static void test_every_collective_stalls(void **state) {
     every_collective_stalls(differing(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS)), 5);
     every_collective_stalls(on_device(differing(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS))),
                             5);
+    every_collective_stalls(on_device(differing(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS))),
+                            7);
 }
 
 /* The rank that stops waits for no rank that does not come, so it ends well. Where the machine is so busy
@@ -420,6 +432,7 @@ int main(void) {
         cmocka_unit_test(test_every_driver_call_in_files),
         cmocka_unit_test(test_every_driver_call_differences),
         cmocka_unit_test(test_every_driver_call_differences_on_a_device),
+        cmocka_unit_test(test_every_driver_call_differences_by_slice),
         cmocka_unit_test(test_every_driver_call_rounded),
         cmocka_unit_test(test_every_driver_call_restore_by_slice),
         cmocka_unit_test(test_every_driver_call_restore_whole),

@@ -39,18 +39,16 @@ def test_differences_are_fewer_bytes_and_the_same_training(tmp_path, kind):
     assert sent(outcomes["delta"]) < sent(whole) * 0.92, (sent(outcomes["delta"]), sent(whole))
 
 
-def test_where_they_cannot_be_the_job_says_so(tmp_path):
-    """So it does of copies in each NUMA node, which restores by slice do not need either, and on CPUs of groups that
-    are to be in host memory alone."""
+def test_of_slices_they_are_differences_too(tmp_path):
+    """And the job says of copies in each NUMA node that restores by slice do not need them, and on CPUs of groups that are
+    to be in host memory alone that they cannot be."""
     options = on(
         FCDP_CODEC="delta", FCDP_HOST_COPIES="numa", FCDP_RESTORE="slice", FCDP_HOST_MAP="*", FCDP_TIMEOUT="60"
     )
     outcome = start(tmp_path, options)
-    said = [line for lines in outcome.messages for line in lines if "FCDP_CODEC" in line]
-    assert said and all(line.endswith("cross the nodes whole: FCDP_RESTORE is slice") for line in said), said
-    assert all(
-        rank["stats"]["deltas"] == {"gathers": 0, "whole": 0, "rounding_error": None} for rank in outcome.results
-    )
+    assert not any("FCDP_CODEC" in line for lines in outcome.messages for line in lines), outcome.messages
+    for rank in outcome.results:
+        assert rank["stats"]["deltas"]["gathers"] > rank["stats"]["deltas"]["whole"] == 0, rank["stats"]["deltas"]
     said = [[line for line in lines if "FCDP_HOST_COPIES" in line] for lines in outcome.messages]
     assert [len(lines) for lines in said] == [1, 0, 0, 0] and "=numa changes nothing: " in said[0][0], said
     assert [rank["stats"]["host"]["copies"] for rank in outcome.results] == [1] * 4
