@@ -181,8 +181,7 @@ static fcdp_status chunk_run(const chunk *c) {
 }
 
 /* Cuts the groups into chunks, each of as many groups as a half has room for, and at least one. A half is
- * small enough that the first group need not wait for all of them, and large enough that chunks are few.
- */
+ * small enough that the first group need not wait for all of them, and large enough that chunks are few. */
 static fcdp_status chunks_run(fcdp_group *const *groups, const uint64_t *inputs, uint32_t n,
                               fcdp_stream stream) {
     fcdp_engine *engine = groups[0]->comm->engine;

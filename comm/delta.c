@@ -3,7 +3,8 @@
  *
  * All of it runs in two host functions on the gather's stream, so nothing here is known when the gather is
  * enqueued: neither how large the differences are, nor whether the members have one base. They find that out
- * in the lane's turn, which lasts until the bytes are right. The next gather encodes meanwhile.
+ * in the lane's turn, which lasts until the bytes are right. The next gather encodes meanwhile, unless CUDA
+ * runs one host function at a time.
  *
  * A failure of an exchange is the transport's, which the program finds when it waits for the gather, as with
  * any other collective. What goes wrong on this rank alone (no memory) aborts the transport: the others wait
@@ -304,9 +305,10 @@ static fcdp_status cross(delta *d) {
 
 /* ---- the host functions ---- */
 
+/* The transport is not asked: NCCL's may end what its launches have begun, which is not for a host function.
+ * An exchange over one that has failed returns at once, and the monitor finds the failure. */
 static bool is_over(const delta *d) {
-    const fcdp_transport *transport = &d->comm->transport;
-    return atomic_load_explicit(&d->comm->failed, memory_order_acquire) || transport->check(transport->ctx);
+    return atomic_load_explicit(&d->comm->failed, memory_order_acquire);
 }
 
 /* Words are raised without bytes where a rank has failed, and before that its failure is there. They are of a
@@ -412,22 +414,23 @@ static void cross_run(void *arg) {
 /* NULL: differences can cross. The same on every member. */
 static const char *why_whole(const fcdp_comm *comm) {
     const fcdp_engine *engine = comm->engine;
-    if (!engine->host_computes && engine->options.codec == FCDP_CODEC_INT8)
-        return "the model computes on a device";
+    if (!engine->host_computes && engine->options.codec != FCDP_CODEC_DELTA)
+        return "the model computes on a device, where FCDP_CODEC=delta alone serves";
     if (!comm->transport.exchange) return "the transport exchanges no host memory";
     bool by_slice = engine->options.codec == FCDP_CODEC_INT8 && fcdp__comm_by_slice(comm);
     return by_slice ? "FCDP_RESTORE is slice" : NULL;
 }
 
 void fcdp__delta_warn(const fcdp_comm *comm) {
+    static const char *const names[] = {
+        [FCDP_CODEC_DELTA] = "delta", [FCDP_CODEC_AUTO] = "auto", [FCDP_CODEC_INT8] = "int8"};
     static atomic_bool said;
+    fcdp_codec_mode codec = comm->engine->options.codec;
     const char *why = why_whole(comm);
-    bool rounds = comm->engine->options.codec == FCDP_CODEC_INT8;
-    if ((comm->engine->options.codec != FCDP_CODEC_DELTA && !rounds) || comm->topology.n_nodes == 1 ||
-        comm->topology.local || !why || atomic_exchange(&said, true))
+    if (codec == FCDP_CODEC_NONE || comm->topology.n_nodes == 1 || comm->topology.local || !why ||
+        atomic_exchange(&said, true))
         return;
-    fcdp__log(FCDP_LOG_WARN, "FCDP_CODEC=%s: parameters cross the nodes whole: %s", rounds ? "int8" : "delta",
-              why);
+    fcdp__log(FCDP_LOG_WARN, "FCDP_CODEC=%s: parameters cross the nodes whole: %s", names[codec], why);
 }
 
 /* All of this holds on every member, or on none: the options are compared when the shard group is made, and

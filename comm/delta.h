@@ -1,10 +1,10 @@
 /* delta.h - a gather between the nodes that brings what has changed since the last one.
  *
  * After a gather every member of an inter lane has what each of them sent: the base of the next gather.
- * Then a member need only send the difference between its shards and their base (codec.h), and the others
- * add it to the base, in place in the region:
+ * Then a member need only send the difference between its shards and their base (codec.h). The others add it
+ * to the base, which is read where it lies, in host memory or in the region:
  *
- *     before the turn   the region has the base of every member; this rank encodes its shards
+ *     before the turn   this rank encodes its shards
  *     heads             an all-gather of a few words a member: the size of what it encoded, fingerprints of
  *                       the base of all members and of its shards
  *     differences       an all-gather of the largest size; decoded, and compared with the fingerprints
@@ -14,8 +14,8 @@
  * one, if its differences would be no smaller, or if what it decoded is wrong, the shards cross whole, in the
  * same turn. Bytes of a wrong base reach no use.
  *
- * With FCDP_CODEC=auto a group's differences cross only while all members together expect to gain by it, from
- * the rates of the link and of the codec that they have measured.
+ * With FCDP_CODEC=auto, for models whose compute the host is, a group's differences cross only while all
+ * members together expect to gain by it, from the rates of the link and of the codec that they have measured.
  *
  * With FCDP_CODEC=int8 shards cross rounded (int8.h), in the same frame, and need no base. A rank puts what
  * it decodes of its own wire into its own place, so the region has the same bytes on every rank: not what the
@@ -69,7 +69,7 @@ typedef struct fcdp_delta_rates {
     double latency_ns;                    /* an exchange of a few bytes, between members that are there */
 } fcdp_delta_rates;
 
-/* Once in a process: why FCDP_CODEC=delta or int8 changes nothing here. */
+/* Once in a process: why FCDP_CODEC changes nothing here. */
 void fcdp__delta_warn(const fcdp_comm *comm);
 
 /* ---- rounded groups ---- */

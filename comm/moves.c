@@ -195,8 +195,7 @@ size_t fcdp__packed_above_parts = 36;
 size_t fcdp__packed_half_bytes = (size_t)128 << 20;
 
 /* A transport through host memory packs by itself. On a node of one rank members' shards lie side by side:
- * each is an all-gather already. What may cross as differences is never packed: with FCDP_CODEC=auto each
- * lane decides that by itself, and the node's ranks are to make the same collectives. */
+ * each is an all-gather already. What may cross as differences is not packed, on any rank. */
 static bool packed_serves(const fcdp_group *group, const fcdp_plan *plan) {
     const fcdp_topology *topology = &group->comm->topology;
     return !group->comm->transport.through_host && topology->node_size > 1 && plan->n_stale > 0 &&

@@ -40,7 +40,7 @@ typedef struct fcdp_transport {
                               fcdp_event turn);
     /* Called by a host function on a stream of the lane's, in the lane's turn: all-gathers host memory, of
      * which member i owns the `bytes` at `buffer + i * bytes`, and returns when all hold all of it. A failure
-     * is what `check` says from here on. NULL: it cannot. */
+     * is what `check` says from here on, and each later exchange returns one at once. NULL: it cannot. */
     fcdp_status (*exchange)(void *ctx, fcdp_lane lane, void *buffer, size_t bytes);
     /* The first failure of what was enqueued, with its text; FCDP_OK: none so far. Any thread. */
     fcdp_status (*check)(void *ctx);

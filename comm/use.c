@@ -313,7 +313,7 @@ static bool is_for_nothing(fcdp_group *group, uint32_t unstored) {
     fcdp_engine *engine = group->comm->engine;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (group->layout->span[s].bytes && !(unstored & 1u << s)) return false;
-    return group->waited && engine->options.codec == FCDP_CODEC_NONE &&
+    return group->waited && !fcdp__delta_may(group) &&
            !atomic_load_explicit(&engine->old_shards_are_read, memory_order_relaxed) &&
            fcdp__region_dies(group->region);
 }

@@ -18,7 +18,8 @@
  *
  * Words on the board (board.h), written by streams of their owner, waited for by streams of the others:
  *     STORED_s = e    the owner's pieces of span s, epoch e, are in host memory
- *     READY = f       the owner's reads and writes of host bytes older than fill f are over
+ *     READY = f       the owner's reads and writes of host bytes older than fill f are over, but for those of
+ *                     a base (fcdp_base): these end before it brings the others anything of fill f
  *
  * Threads: one thread at a time makes calls on a given region; the reclaimer may evict a kept one, from any
  * thread.

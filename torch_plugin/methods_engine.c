@@ -269,11 +269,12 @@ static PyMethodDef methods[] = {
          "shard group keeps a reference to it. Returns a ShardGroup, which keeps the engine. Raises\n"
          "Error.")},
     {"create_nccl_shard_group", binding_create_nccl_shard_group, METH_VARARGS,
-     DOC("create_nccl_shard_group($self, node_of, rank, nccl, ids, /)",
+     DOC("create_nccl_shard_group($self, node_of, rank, nccl, ids, beside, /)",
          "Create the core's view of a process group whose collectives are NCCL's. A collective of its\n"
          "ranks, of at most 3/4 of FCDP_TIMEOUT.\n\n"
          "node_of, rank: as in create_shard_group. nccl: an Nccl, which the shard group keeps. ids:\n"
-         "what nccl.ids() returned on each rank, one after another in the ranks' order. Returns a\n"
+         "what nccl.ids() returned on each rank, one after another in the ranks' order. beside: a\n"
+         "transport as in create_shard_group, of which FCDP_CODEC uses LANE_INTER, or None. Returns a\n"
          "ShardGroup. Raises Error, and ValueError where `ids` is not of all ranks.")},
     {"share_device", binding_share_device, METH_O,
      DOC("share_device($self, empty_cache, /)",

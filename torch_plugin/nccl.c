@@ -1,10 +1,12 @@
 /* nccl.c - loads NCCL and makes shard groups whose collectives are NCCL's.
  *
  * Python carries the ids of the communicators to the other ranks. After that it has no part in such a shard
- * group's collectives: the core enqueues them on its streams.
+ * group's collectives: the core enqueues them on its streams. What FCDP_CODEC exchanges in host memory is
+ * Python's to carry (transport.h), if the job asks for that.
  */
 #include "torch_plugin/nccl.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "comm/nccl.h"
@@ -78,25 +80,86 @@ bool binding_nccl_type(PyObject *module) {
     return type && PyModule_AddType(module, type) == 0;
 }
 
-static fcdp_status comm_make(fcdp_engine *engine, const fcdp_nccl_config *config, fcdp_comm **comm_out) {
+/* ---- NCCL, and an exchange beside it ---- */
+
+typedef struct pair {
+    fcdp_transport nccl, beside; /* beside: outlives the comm */
+} pair;
+
+static fcdp_status pair_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n,
+                                   fcdp_stream stream, fcdp_event turn) {
+    const fcdp_transport *nccl = &((pair *)ctx)->nccl;
+    return nccl->all_gather(nccl->ctx, lane, parts, n, stream, turn);
+}
+
+static fcdp_status pair_exchange(void *ctx, fcdp_lane lane, void *buffer, size_t bytes) {
+    const fcdp_transport *beside = &((pair *)ctx)->beside;
+    return beside->exchange(beside->ctx, lane, buffer, bytes);
+}
+
+static fcdp_status pair_check(void *ctx) {
+    const pair *p = ctx;
+    fcdp_status status = p->beside.check(p->beside.ctx);
+    return status ? status : p->nccl.check(p->nccl.ctx);
+}
+
+static void pair_abort(void *ctx, const char *why) {
+    const pair *p = ctx;
+    p->beside.abort(p->beside.ctx, why);
+    p->nccl.abort(p->nccl.ctx, why);
+}
+
+/* Of an exchange: a collective of NCCL's that fails does not end before it is aborted. */
+static void pair_on_failure(void *ctx, void (*failed)(void *arg), void *arg) {
+    const fcdp_transport *beside = &((pair *)ctx)->beside;
+    beside->on_failure(beside->ctx, failed, arg);
+}
+
+static void pair_destroy(void *ctx) {
+    pair *p = ctx;
+    p->nccl.destroy(p->nccl.ctx);
+    free(p);
+}
+
+/* The table of both; false: no memory for it. */
+static bool pair_make(fcdp_transport *table, const fcdp_transport *beside) {
+    pair *p = malloc(sizeof *p);
+    if (!p) return false;
+    *p = (pair){*table, *beside};
+    *table = (fcdp_transport){.ctx = p,
+                              .all_gather = pair_all_gather,
+                              .exchange = pair_exchange,
+                              .check = pair_check,
+                              .abort = pair_abort,
+                              .on_failure = pair_on_failure,
+                              .destroy = pair_destroy};
+    return true;
+}
+
+/* `beside`: NULL, or what exchanges host memory. */
+static fcdp_status comm_make(fcdp_engine *engine, const fcdp_nccl_config *config,
+                             const fcdp_transport *beside, fcdp_comm **comm_out) {
     fcdp_nccl_transport *transport;
     fcdp_status status = fcdp__nccl_create(config, &transport);
     if (status) return status;
     fcdp_transport table = fcdp__nccl_table(transport);
-    status = fcdp_comm_create(engine, &config->topology, &table, comm_out);
+    if (beside && !pair_make(&table, beside))
+        status = fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a transport");
+    if (!status) status = fcdp_comm_create(engine, &config->topology, &table, comm_out);
     if (!status) return FCDP_OK;
     fcdp_failure error = fcdp__failure_keep(status);
     table.abort(table.ctx, error.text); /* else the end would wait for peers, who know nothing of it */
-    fcdp__nccl_destroy(transport);
+    table.destroy(table.ctx);
     return fcdp__failure_restore(&error);
 }
 
 PyObject *binding_create_nccl_shard_group(PyObject *self, PyObject *args) {
-    PyObject *node_of, *loaded;
+    PyObject *node_of, *loaded, *callables;
     unsigned int rank;
     const char *ids;
     Py_ssize_t ids_bytes;
-    if (!PyArg_ParseTuple(args, "SIOy#:create_nccl_shard_group", &node_of, &rank, &loaded, &ids, &ids_bytes))
+    if (!PyArg_ParseTuple(args, "SIOy#O:create_nccl_shard_group", &node_of, &rank, &loaded, &ids, &ids_bytes,
+                          &callables))
         return NULL;
     fcdp_engine *engine = binding_core(self);
     if (!engine) return NULL;
@@ -113,10 +176,18 @@ PyObject *binding_create_nccl_shard_group(PyObject *self, PyObject *args) {
                      config.topology.n_ranks, ids_bytes);
         return NULL;
     }
+    binding_transport *beside = NULL;
+    if (callables != Py_None) {
+        beside = binding_transport_create(callables, engine, &config.topology);
+        if (!beside) return NULL;
+    }
+    fcdp_transport table = beside ? binding_transport_table(beside) : (fcdp_transport){0};
     fcdp_comm *comm;
-    Py_BEGIN_ALLOW_THREADS status = comm_make(engine, &config, &comm);
-    Py_END_ALLOW_THREADS if (status) return binding_raise(status);
-    PyObject *shard_group = binding_wrap(BINDING_COMM, comm, self);
-    if (shard_group) binding_set_carrier(shard_group, NULL, loaded);
-    return shard_group;
+    Py_BEGIN_ALLOW_THREADS status = comm_make(engine, &config, beside ? &table : NULL, &comm);
+    Py_END_ALLOW_THREADS PyObject *shard_group = status ? NULL : binding_wrap(BINDING_COMM, comm, self);
+    if (shard_group)
+        binding_set_carrier(shard_group, beside, loaded);
+    else if (beside)
+        binding_transport_destroy(beside);
+    return status ? binding_raise(status) : shard_group;
 }

@@ -250,6 +250,8 @@ static void exchange_spoil(const hub_call *call) {
 static fcdp_status hub_exchange(void *ctx, fcdp_lane lane, void *buffer, size_t bytes) {
     hub_port *port = ctx;
     hub *h = port->hub;
+    fcdp_status failed = hub_check(port);
+    if (failed) return failed;
     bool fails = atomic_fetch_add(&h->n_calls, 1) + 1 == atomic_load(&h->fail_at);
     hub_call *call = calloc(1, sizeof *call + sizeof *call->parts);
     *call = (hub_call){.port = port, .lane = lane_of(port, lane), .n = 1, .bytes = bytes, .fault = -1};

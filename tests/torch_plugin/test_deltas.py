@@ -39,6 +39,15 @@ def test_differences_are_fewer_bytes_and_the_same_training(tmp_path, kind):
     assert sent(outcomes["delta"]) < sent(whole) * 0.92, (sent(outcomes["delta"]), sent(whole))
 
 
+def test_where_rounded_numbers_cannot_be_the_job_says_so(tmp_path):
+    outcome = start(tmp_path, on(FCDP_CODEC="int8", FCDP_RESTORE="slice", FCDP_TIMEOUT="60"))
+    said = [line for lines in outcome.messages for line in lines if "FCDP_CODEC" in line]
+    assert len(said) == 2 and all(line.endswith("cross the nodes whole: FCDP_RESTORE is slice") for line in said), said
+    assert all(
+        rank["stats"]["deltas"] == {"gathers": 0, "whole": 0, "rounding_error": None} for rank in outcome.results
+    )
+
+
 def test_of_slices_they_are_differences_too(tmp_path):
     """And the job says of copies in each NUMA node that restores by slice do not need them, and on CPUs of groups that are
     to be in host memory alone that they cannot be."""

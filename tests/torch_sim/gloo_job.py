@@ -46,7 +46,9 @@ def main(out):
     device = torch.device("sim", rank)
     assert kind_of(torch.ones(3, device=device).data_ptr()).startswith("device")
     training_job.fsdp2(device, init_device_mesh("sim", (dist.get_world_size(),)))
-    found = {"kinds": sorted(kinds), "bypassed": [one["reason"] for one in fcdp.stats()["bypassed"]], "said": said}
+    stats = fcdp.stats()
+    bypassed = [one["reason"] for one in stats["bypassed"]]
+    found = {"kinds": sorted(kinds), "bypassed": bypassed, "said": said, "deltas": stats["deltas"]}
     pathlib.Path(out, f"rank{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

@@ -13,6 +13,7 @@ CONFIGURATIONS = {
     "delta": {"FCDP_CODEC": "delta", "FCDP_MAPPING": "slots"} | ONE_QUEUE,
     "nccl-slots": {"FCDP_TRANSPORT": "nccl", "FCDP_MAPPING": "slots"} | ONE_QUEUE,
     "nccl-exact": {"FCDP_TRANSPORT": "nccl", "FCDP_MAPPING": "exact", "FCDP_TAU": "0"},
+    "nccl-delta": {"FCDP_TRANSPORT": "nccl", "FCDP_CODEC": "delta", "FCDP_MAPPING": "slots"} | ONE_QUEUE,
     "nccl-files": {"FCDP_TRANSPORT": "nccl", "FCDP_HOST_BUDGET": "40K", "FCDP_SPILL_DIR": tempfile.gettempdir()},
 }
 TRANSPORTS = {"torch": "gloo", "nccl": "nccl"}
@@ -51,6 +52,12 @@ def test_gloo_is_given_host_memory_alone(run_job):
     for rank in run_job("gloo_job.py", "OUT", n_ranks=4, env=FCDP):
         assert rank["kinds"] == ["host"] and rank["bypassed"] == [], rank
         assert not any("over gloo" in line for line in rank["said"]), rank
+
+
+@pytest.mark.parametrize("codec", ["auto", "int8"])
+def test_of_a_device_no_codec_but_delta_sends_anything(codec, run_job):
+    for rank in run_job("gloo_job.py", "OUT", n_ranks=4, env=FCDP | {"FCDP_CODEC": codec}):
+        assert rank["deltas"] == {"gathers": 0, "whole": 0, "rounding_error": None} and not rank["bypassed"], rank
 
 
 def test_where_nccl_cannot_serve_gloo_does_and_says_so(run_job):

@@ -75,7 +75,8 @@ def stats() -> dict[str, Any]:
     core = runtime.engine.stats()
     served = shard_groups.served()
     if served:
-        out["topology"], out["transport"] = dict(served[0].topology), "gloo" if served[0].lanes else "nccl"
+        by_gloo = _fcdp.LANE_NODE in served[0].lanes
+        out["topology"], out["transport"] = dict(served[0].topology), "gloo" if by_gloo else "nccl"
     out["driver"], out["policy"] = core["driver"], core["policy"]
     out["asleep"] = runtime.engine.is_asleep()
     out["collectives"]["gather"], out["collectives"]["restore"] = _counts(core["gather"]), _counts(core["restore"])
