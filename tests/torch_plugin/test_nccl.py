@@ -58,9 +58,10 @@ def test_training_is_bitwise_equal(tmp_path, double, launches, policy):
 
 
 @needs_fcdp
-def test_survivors_name_the_rank_that_died(tmp_path, double):
-    """NCCL knows of no peers: the ranks ask each other, through the job's store."""
-    env = CONFIGURATIONS["tau0-slice"] | double | {"FCDP_TIMEOUT": "10"}
+@pytest.mark.parametrize("codec", ["none", "delta"])
+def test_survivors_name_the_rank_that_died(tmp_path, double, codec):
+    """NCCL knows of no peers: the ranks ask each other, through the job's store. Differences cross beside it."""
+    env = CONFIGURATIONS["tau0-slice"] | double | {"FCDP_TIMEOUT": "10", "FCDP_CODEC": codec}
     job = launch.Spawned(launch.HERE / "victim.py", ["forward", "--victim", 2], tmp_path, env, warm=True)
     job.wait_until_said("step 1", 300)
     assert job.wait(90), "a survivor hangs\n" + job.report()
