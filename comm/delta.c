@@ -365,13 +365,14 @@ static bool run_begin(delta *d) {
 static void encode_run(void *arg) {
     delta *d = arg;
     if (!run_begin(d)) return;
-    bool over = is_over(d);
-    if (!over && d->encodes) differences_make(d);
-    if (!over && d->rounds)
-        rounded_make(d);
-    else if (!over)
-        own_place(d);
-    if (d->heads[d->me].wire_bytes) d->heads[d->me].shards = place_fingerprint(d, d->me);
+    if (!is_over(d)) {
+        if (d->encodes) differences_make(d);
+        if (d->rounds)
+            rounded_make(d);
+        else
+            own_place(d);
+        if (d->heads[d->me].wire_bytes) d->heads[d->me].shards = place_fingerprint(d, d->me);
+    }
     atomic_store_explicit(&d->phase, IDLE, memory_order_release);
 }
 
