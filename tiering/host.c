@@ -474,8 +474,7 @@ static fcdp_status block_pin(fcdp_host_block *block, const fcdp_host_share *shar
         if (!atomic_exchange(&host->pin_warned, true))
             fcdp__log(FCDP_LOG_WARN,
                       "host tier: host memory is not pinned, so copies are slower: %s (FCDP_PIN=never says "
-                      "nothing, "
-                      "and uses no FCDP_SPILL_DIR)",
+                      "nothing, and uses no FCDP_SPILL_DIR)",
                       fcdp_error_text());
         block->pinned = board;
         status = pinned_lock(drv, (char *)block->board, &block->pinned);
