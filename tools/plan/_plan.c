@@ -9,6 +9,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/base.h"
 #include "tools/plan/choices.h"
@@ -255,6 +256,14 @@ static bool take_linears(PyObject *lists, arguments *a) {
     return true;
 }
 
+/* A copy, as numbers; freed with the arguments. */
+static bool keep_bytes(const char *bytes, Py_ssize_t n, uint8_t **out) {
+    *out = malloc((size_t)n);
+    if (!*out) return PyErr_NoMemory(), false;
+    memcpy(*out, bytes, (size_t)n);
+    return true;
+}
+
 /* `parts`: a byte per region, of what can be. */
 static bool take_parts(const char *bytes, Py_ssize_t n, arguments *a) {
     bool is_good = (size_t)n == a->job.n_regions;
@@ -264,10 +273,7 @@ static bool take_parts(const char *bytes, Py_ssize_t n, arguments *a) {
         PyErr_SetString(PyExc_ValueError, "a number of parts per region is expected");
         return false;
     }
-    a->parts = malloc((size_t)n);
-    if (!a->parts) return PyErr_NoMemory(), false;
-    for (Py_ssize_t i = 0; i < n; i++) a->parts[i] = (uint8_t)bytes[i];
-    return true;
+    return keep_bytes(bytes, n, &a->parts);
 }
 
 static bool take_cluster(PyObject *dict, plan_cluster *cluster) {
@@ -291,10 +297,7 @@ static bool take_tiers(const char *bytes, Py_ssize_t n, arguments *a) {
         PyErr_SetString(PyExc_ValueError, "a tier per region is expected");
         return false;
     }
-    a->tiers = malloc((size_t)n);
-    if (!a->tiers) return PyErr_NoMemory(), false;
-    for (Py_ssize_t i = 0; i < n; i++) a->tiers[i] = (uint8_t)bytes[i];
-    return true;
+    return keep_bytes(bytes, n, &a->tiers);
 }
 
 static bool take_job(PyObject *costs, PyObject *regions, PyObject *cluster, unsigned mode, const char *tiers,
