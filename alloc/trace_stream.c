@@ -22,11 +22,18 @@
 enum { FIRST_PAIRS = 64, MOST_PAIRS = 1024, N_TRACKS = 128 };
 static const uint64_t ANCHOR_NS = 500 * 1000 * 1000; /* 30 ns of a float's last bit */
 
+/* What a span becomes. */
+typedef struct saying {
+    fcdp_trace_event events[2];
+    uint32_t n_events;
+    unsigned n_counter, ns_counter; /* to which its time is added; 0: none */
+} saying;
+
 typedef struct pair {
     fcdp_event begin, end;
-    fcdp_trace_event events[2];
-    uint32_t n_events, next; /* number of the next free or pending one, 0: the last */
-    unsigned n_counter, ns_counter;
+    saying said;
+    uint32_t next;          /* number of the next free or pending one, 0: the last */
+    _Atomic uint64_t bytes; /* of the first event, by the work itself; 0: as enqueued */
 } pair;
 
 typedef struct anchor {
@@ -73,8 +80,8 @@ void fcdp__trace_spans_destroy(fcdp_trace_spans *spans) {
     spans->ends = true;
     fcdp__trace_spans_poll(spans);
     for (uint32_t number = spans->pending.first; number; number = spans->pairs[number].next) {
-        fcdp__trace_count(FCDP_COUNT_SPANS_UNTIMED, spans->pairs[number].n_events);
-        events_write(spans->pairs[number].events, spans->pairs[number].n_events);
+        fcdp__trace_count(FCDP_COUNT_SPANS_UNTIMED, spans->pairs[number].said.n_events);
+        events_write(spans->pairs[number].said.events, spans->pairs[number].said.n_events);
     }
     for (uint32_t number = 1; number <= MOST_PAIRS; number++) {
         if (spans->pairs[number].begin) fcdp__driver_event_destroy(spans->drv, spans->pairs[number].begin);
@@ -146,6 +153,7 @@ fcdp_trace_span fcdp__trace_span_begin(fcdp_trace_spans *spans, fcdp_stream stre
     fcdp_trace_span span = {.track = track, .begun_ns = fcdp__trace_start()};
     if (!span.begun_ns || !spans) return span;
     span.number = pair_take(spans);
+    if (span.number) atomic_store_explicit(&spans->pairs[span.number].bytes, 0, memory_order_relaxed);
     if (span.number && fcdp__driver_timer_record(spans->drv, spans->pairs[span.number].begin, stream)) {
         pair_give(spans, span.number);
         span.number = 0;
@@ -155,6 +163,11 @@ fcdp_trace_span fcdp__trace_span_begin(fcdp_trace_spans *spans, fcdp_stream stre
 
 void fcdp__trace_span_drop(fcdp_trace_spans *spans, fcdp_trace_span span) {
     if (span.number) pair_give(spans, span.number);
+}
+
+/* The driver's event behind the work, which a poll asks after, makes it visible there. */
+void fcdp__trace_span_bytes(fcdp_trace_spans *spans, fcdp_trace_span span, uint64_t bytes) {
+    if (span.number) atomic_store_explicit(&spans->pairs[span.number].bytes, bytes, memory_order_relaxed);
 }
 
 static void list_append(fcdp_trace_spans *spans, pair_list *list, uint32_t number) {
@@ -167,9 +180,8 @@ static void list_append(fcdp_trace_spans *spans, pair_list *list, uint32_t numbe
 }
 
 /* Whatever fails here, the event is written: without the device's times, at once. */
-static void span_end(fcdp_trace_spans *spans, fcdp_trace_span span, fcdp_stream stream, const pair *said) {
+static void span_end(fcdp_trace_spans *spans, fcdp_trace_span span, fcdp_stream stream, saying spoken) {
     if (!span.begun_ns) return;
-    pair spoken = *said;
     for (uint32_t i = 0; i < spoken.n_events; i++) {
         spoken.events[i].time_ns = span.begun_ns;
         spoken.events[i].duration_ns = 0;
@@ -179,10 +191,7 @@ static void span_end(fcdp_trace_spans *spans, fcdp_trace_span span, fcdp_stream 
     }
     fcdp__trace_count(FCDP_COUNT_SPANS_BEGUN, spoken.n_events);
     if (span.number && !fcdp__driver_timer_record(spans->drv, spans->pairs[span.number].end, stream)) {
-        pair *mine = &spans->pairs[span.number];
-        spoken.begin = mine->begin;
-        spoken.end = mine->end;
-        *mine = spoken;
+        spans->pairs[span.number].said = spoken;
         fcdp__lock_acquire(&spans->lock);
         list_append(spans, &spans->pending, span.number); /* until it has been written */
         fcdp__lock_release(&spans->lock);
@@ -196,14 +205,14 @@ static void span_end(fcdp_trace_spans *spans, fcdp_trace_span span, fcdp_stream 
 void fcdp__trace_span_end(fcdp_trace_spans *spans, fcdp_trace_span span, fcdp_stream stream,
                           const fcdp_trace_event *events, size_t n) {
     FCDP_CHECK(1, n >= 1 && n <= 2);
-    pair said = {.events = {events[0], n > 1 ? events[1] : events[0]}, .n_events = (uint32_t)n};
-    span_end(spans, span, stream, &said);
+    saying said = {.events = {events[0], n > 1 ? events[1] : events[0]}, .n_events = (uint32_t)n};
+    span_end(spans, span, stream, said);
 }
 
 void fcdp__trace_span_end_counted(fcdp_trace_spans *spans, fcdp_trace_span span, fcdp_stream stream,
                                   const fcdp_trace_event *event, unsigned n_counter, unsigned ns_counter) {
-    pair said = {.events = {*event}, .n_events = 1, .n_counter = n_counter, .ns_counter = ns_counter};
-    span_end(spans, span, stream, &said);
+    saying said = {.events = {*event}, .n_events = 1, .n_counter = n_counter, .ns_counter = ns_counter};
+    span_end(spans, span, stream, said);
 }
 
 /* ---- poll ---- */
@@ -215,23 +224,26 @@ static fcdp_status pair_time(fcdp_trace_spans *spans, pair *of) {
     fcdp_status status = fcdp__driver_timer_elapsed(spans->drv, of->begin, of->end, &for_ns);
     if (!status) status = fcdp__driver_timer_elapsed(spans->drv, spans->now.event, of->begin, &from_ns);
     if (status == FCDP_PENDING) return status;
+    uint64_t bytes = atomic_load_explicit(&of->bytes, memory_order_relaxed);
+    if (bytes) of->said.events[0].bytes = of->said.events[0].a = bytes;
     if (status) {
-        fcdp__trace_count(FCDP_COUNT_SPANS_UNTIMED, of->n_events);
+        fcdp__trace_count(FCDP_COUNT_SPANS_UNTIMED, of->said.n_events);
         return status;
     }
-    uint64_t *last_ns = &spans->last_ns[of->events[0].thread % N_TRACKS];
-    uint64_t begin_ns = spans->now.host_ns + (uint64_t)(int64_t)from_ns, enqueued_ns = of->events[0].time_ns;
+    uint64_t *last_ns = &spans->last_ns[of->said.events[0].thread % N_TRACKS];
+    uint64_t begin_ns = spans->now.host_ns + (uint64_t)(int64_t)from_ns,
+             enqueued_ns = of->said.events[0].time_ns;
     if (begin_ns < enqueued_ns) begin_ns = enqueued_ns;
     if (begin_ns < *last_ns) begin_ns = *last_ns;
     uint64_t duration_ns = for_ns > 1 ? (uint64_t)for_ns : 1; /* 0 says that it is not known */
     *last_ns = begin_ns + duration_ns;
-    for (uint32_t i = 0; i < of->n_events; i++) {
-        of->events[i].time_ns = begin_ns;
-        of->events[i].duration_ns = duration_ns;
+    for (uint32_t i = 0; i < of->said.n_events; i++) {
+        of->said.events[i].time_ns = begin_ns;
+        of->said.events[i].duration_ns = duration_ns;
     }
-    if (of->ns_counter) {
-        fcdp__trace_count(of->n_counter, 1);
-        fcdp__trace_count(of->ns_counter, duration_ns);
+    if (of->said.ns_counter) {
+        fcdp__trace_count(of->said.n_counter, 1);
+        fcdp__trace_count(of->said.ns_counter, duration_ns);
     }
     return FCDP_OK;
 }
@@ -260,13 +272,13 @@ static pair_list ended_write(fcdp_trace_spans *spans, uint32_t number) {
     pair_list kept = {0, 0};
     for (uint32_t next; number; number = next) {
         pair *of = &spans->pairs[number];
-        bool *waits_here = &waits[of->events[0].thread % N_TRACKS];
+        bool *waits_here = &waits[of->said.events[0].thread % N_TRACKS];
         next = of->next;
         if (*waits_here || pair_time(spans, of) == FCDP_PENDING) {
             *waits_here = true;
             list_append(spans, &kept, number);
         } else {
-            events_write(of->events, of->n_events);
+            events_write(of->said.events, of->said.n_events);
             pair_give(spans, number);
         }
     }

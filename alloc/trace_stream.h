@@ -34,6 +34,9 @@ fcdp_trace_span fcdp__trace_span_begin(fcdp_trace_spans *spans, fcdp_stream stre
  * thread. */
 void fcdp__trace_span_end(fcdp_trace_spans *spans, fcdp_trace_span span, fcdp_stream stream,
                           const fcdp_trace_event *events, size_t n);
+/* From the span's own work, whose events are enqueued without them: bytes that only it knows, of the first
+ * event. Nothing without a pair: then the work itself ends the span. */
+void fcdp__trace_span_bytes(fcdp_trace_spans *spans, fcdp_trace_span span, uint64_t bytes);
 /* Nothing was done: no event. */
 void fcdp__trace_span_drop(fcdp_trace_spans *spans, fcdp_trace_span span);
 /* As fcdp__trace_span_end, and when its time is known it is added to two counters. */

@@ -93,7 +93,7 @@ typedef struct sent {
 } sent;
 
 /* The lane's turn comes before the span, not within: it is the one before that takes so long. */
-static fcdp_trace_span span_begin(const fcdp_stream_set *set, fcdp_lane lane, fcdp_stream stream) {
+fcdp_trace_span fcdp__comm_span_begin(const fcdp_stream_set *set, fcdp_lane lane, fcdp_stream stream) {
     const fcdp_engine *engine = set->engine;
     fcdp_trace_spans *spans = fcdp__tiering_spans(engine->tiering);
     uint32_t track = lane == FCDP_LANE_NODE                        ? FCDP_TRACK_NODE
@@ -127,7 +127,7 @@ fcdp_status fcdp__comm_all_gather(fcdp_comm *comm, const fcdp_group *group, fcdp
     fcdp_engine *engine = comm->engine;
     const fcdp_topology *topology = &comm->topology;
     uint64_t bytes[2] = {0};
-    fcdp_trace_span span = span_begin(comm->set, lane, stream);
+    fcdp_trace_span span = fcdp__comm_span_begin(comm->set, lane, stream);
     fcdp_status status = comm->transport.all_gather(comm->transport.ctx, lane, parts, n, stream,
                                                     comm->set->turn[lane]);
     if (status) {

@@ -63,11 +63,12 @@ typedef struct fcdp_delta {
     fcdp_comm *comm;
     fcdp_delta_state *state;
     fcdp_delta_scratch *scratch;
-    uint32_t object, step, track; /* the trace's */
-    uint32_t n, me;               /* members */
-    bool by_gain;                 /* FCDP_CODEC=auto */
-    bool encodes;                 /* it has a base to encode from */
-    bool rounds;                  /* FCDP_CODEC=int8 */
+    uint32_t object;      /* the trace's */
+    fcdp_trace_span span; /* of the second host function */
+    uint32_t n, me;       /* members */
+    bool by_gain;         /* FCDP_CODEC=auto */
+    bool encodes;         /* it has a base to encode from */
+    bool rounds;          /* FCDP_CODEC=int8 */
     fcdp_rounding rounding;
     uint64_t encode_ns;
     size_t bytes; /* of one member's shards */
@@ -389,24 +390,31 @@ static void groups_count(const delta *d) {
     }
 }
 
+static fcdp_trace_spans *spans_of(const delta *d) {
+    return fcdp__tiering_spans(d->comm->engine->tiering);
+}
+
+static void span_end(const delta *d, fcdp_stream stream, uint64_t bytes) {
+    fcdp_trace_event event = {.kind = FCDP_EVENT_GATHER, .object = d->object, .bytes = bytes, .a = bytes};
+    fcdp__trace_span_end(spans_of(d), d->span, stream, &event, 1);
+}
+
+/* Where the device's times are not known, the event is written here. */
+static void span_say(const delta *d) {
+    if (d->span.number)
+        fcdp__trace_span_bytes(spans_of(d), d->span, d->sent_bytes);
+    else
+        span_end(d, NULL, d->sent_bytes);
+}
+
 static void cross_run(void *arg) {
     delta *d = arg;
     if (!run_begin(d)) return;
     fcdp_engine *engine = d->comm->engine;
-    uint64_t start_ns = fcdp__trace_start(), begun_ns = fcdp__now_ns();
     if (!is_over(d) && cross(d)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     fcdp__count(&engine->counts, FCDP_COUNT_GATHER_INTER_BYTES, d->sent_bytes);
     if (d->sent_bytes) groups_count(d);
-    if (start_ns)
-        fcdp__trace_as_is(&(fcdp_trace_event){.kind = FCDP_EVENT_GATHER,
-                                              .time_ns = start_ns,
-                                              .duration_ns = fcdp__now_ns() - begun_ns + 1,
-                                              .flags = FCDP_TRACE_ON_STREAM,
-                                              .thread = d->track,
-                                              .step = d->step,
-                                              .object = d->object,
-                                              .bytes = d->sent_bytes,
-                                              .a = d->sent_bytes});
+    span_say(d);
     atomic_store_explicit(&d->phase, DONE, memory_order_release);
 }
 
@@ -546,8 +554,6 @@ static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_de
     d->state = state;
     d->scratch = &comm->set->delta_scratch[which];
     d->object = cuts[0].group == cuts[n - 1].group ? fcdp__group_object(cuts[0].group) : 0;
-    d->step = fcdp__trace_step();
-    d->track = which ? FCDP_TRACK_INTER_1 : FCDP_TRACK_INTER_0;
     d->n = comm->topology.n_nodes;
     d->me = comm->topology.node;
     d->by_gain = comm->engine->options.codec == FCDP_CODEC_AUTO;
@@ -730,11 +736,16 @@ fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const f
         announce(d, false);
         status = fcdp__driver_host_function(drv, inter, encode_run, d);
     }
+    if (!status) d->span = fcdp__comm_span_begin(comm->set, FCDP_LANE_INTER, inter);
     if (!status) status = fcdp__driver_stream_wait(drv, inter, turn);
     if (!status) {
         announce(d, true);
         status = fcdp__driver_host_function(drv, inter, cross_run, d);
     }
+    if (status)
+        fcdp__trace_span_drop(spans_of(d), d->span);
+    else if (d->span.number)
+        span_end(d, inter, 0); /* the bytes are the host function's to say */
     if (!status) status = fcdp__driver_event_record(drv, turn, inter);
     if (!status) fcdp__count(&comm->engine->counts, FCDP_COUNT_GATHER_CALLS, 1);
     if (!status && stages) status = places_bring(d, cuts, inter);

@@ -238,6 +238,8 @@ fcdp_status fcdp__comm_fail(fcdp_comm *comm, fcdp_status status) FCDP_MUST_CHECK
 /* The same, with the engine's lock. */
 void fcdp__comm_fail_locked(fcdp_comm *comm, fcdp_status status);
 
+/* The trace's span of a collective that `stream` is given from here on, in the lane's turn. */
+fcdp_trace_span fcdp__comm_span_begin(const fcdp_stream_set *set, fcdp_lane lane, fcdp_stream stream);
 /* fcdp_transport's all_gather of `parts` of `group` (NULL: of several) on `stream`, in the lane's turn. The
  * first n_restored parts are counted as a restore's bytes, the others as a gather's; a call that serves both
  * counts as a gather's. */

@@ -83,6 +83,37 @@ static void a_span_has_the_devices_times(void **state) {
     in_a_child(times);
 }
 
+typedef struct work {
+    const world *of;
+    fcdp_trace_span span;
+} work;
+
+static void bytes_say(void *arg) {
+    const work *w = arg;
+    fcdp__trace_span_bytes(w->of->spans, w->span, 1234);
+}
+
+/* The pair of the second span has been used before, and nothing says the bytes of that one. */
+static void bytes_of_the_work(world *w) {
+    for (int round = 0; round < 2; round++) {
+        uint64_t head = w->header->head;
+        work says = {.of = w, .span = fcdp__trace_span_begin(w->spans, w->stream, TRACK)};
+        if (round == 0) MUST(!fcdp__driver_host_function(w->drv, w->stream, bytes_say, &says));
+        MUST(!fcdp__driver_stream_sync(w->drv, w->stream)); /* the work may run before the span ends */
+        fcdp__trace_span_end(w->spans, says.span, w->stream, &load, 1);
+        MUST(!fcdp__driver_stream_sync(w->drv, w->stream));
+        fcdp__trace_spans_poll(w->spans);
+        fcdp_trace_event event = event_at(w, head);
+        MUST(w->header->head == head + 1 && event.duration_ns > 0);
+        MUST(event.bytes == (round ? load.bytes : 1234) && event.a == (round ? load.a : 1234));
+    }
+}
+
+static void the_work_says_its_bytes(void **state) {
+    (void)state;
+    in_a_child(bytes_of_the_work);
+}
+
 /* More than there are pairs, again and again: they become more, up to a bound, and then nothing is
  * created. */
 static void exhaust(world *w) {
@@ -259,6 +290,7 @@ static void the_pools_events_add_up_to_its_counts(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_span_has_the_devices_times),
+        cmocka_unit_test(the_work_says_its_bytes),
         cmocka_unit_test(a_span_too_many_has_the_hosts_time),
         cmocka_unit_test(a_failing_driver_costs_the_times_alone),
         cmocka_unit_test(a_driver_without_events_is_said),
