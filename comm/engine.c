@@ -240,12 +240,13 @@ fcdp_status fcdp_engine_drain(fcdp_engine *engine) {
  * passed, since the lock is not held while it waits. What a CUDA graph captures writes nothing now, and
  * cannot wait for what is not in the graph. */
 fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) {
-    bool by_host = engine->host_computes, goes_on = true;
+    bool by_host = engine->host_computes;
     fcdp_status status = fcdp_engine_check(engine); /* what has failed already is not waited for */
     if (!status && !by_host && fcdp__driver_stream_capture_query(engine->drv, stream) == FCDP_PENDING)
-        goes_on = false;
-    while (goes_on && !status) {
-        fcdp_event taken = NULL;
+        return FCDP_OK;
+    while (!status) {
+        fcdp_group *taken = NULL;
+        fcdp_event reading = NULL;
         fcdp__lock_acquire(&engine->lock);
         for (fcdp_comm *comm = engine->comms; comm && !taken; comm = comm->next)
             for (fcdp_group *group = comm->groups; group && !taken && !status; group = group->next) {
@@ -257,13 +258,18 @@ fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) {
                 status = fcdp__driver_event_query(engine->drv, group->reading);
                 if (status != FCDP_PENDING) continue;
                 status = FCDP_OK;
-                taken = group->reading;
+                taken = group;
+                reading = group->reading;
+                group->n_waiters++;
             }
         fcdp__lock_release(&engine->lock);
-        uint64_t start_ns = taken ? fcdp__trace_start() : 0;
-        if (taken) status = fcdp__driver_event_sync(engine->drv, taken);
+        if (!taken) break;
+        uint64_t start_ns = fcdp__trace_start();
+        status = fcdp__driver_event_sync(engine->drv, reading);
         fcdp__host_wait_trace(start_ns, FCDP_CAUSE_FOR_WRITES);
-        goes_on = taken != NULL;
+        fcdp__lock_acquire(&engine->lock);
+        taken->n_waiters--;
+        fcdp__lock_release(&engine->lock);
     }
     fcdp_status known = fcdp_engine_check(engine); /* after the waits: what was opened means nothing */
     return known ? known : status;

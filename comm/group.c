@@ -11,6 +11,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "comm/copy.h"
@@ -96,6 +97,17 @@ fcdp_status fcdp_group_create(fcdp_comm *comm, const char *name, const fcdp_exte
     return FCDP_OK;
 }
 
+/* Its gathers have ended, and no thread finds it any more: those that wait for them go on at once. */
+static void waiters_end(fcdp_group *group) {
+    const struct timespec pause = {.tv_nsec = 1000000};
+    for (bool wait = true; wait;) {
+        fcdp__lock_acquire(&group->comm->engine->lock);
+        wait = group->n_waiters > 0;
+        fcdp__lock_release(&group->comm->engine->lock);
+        if (wait) (void)nanosleep(&pause, NULL);
+    }
+}
+
 /* It is waited for while the monitor still knows it, so that a wait for a peer that is gone ends. With the
  * last group of all shard groups the staging buffer's pages go. */
 void fcdp_group_destroy(fcdp_group *group) {
@@ -117,6 +129,7 @@ void fcdp_group_destroy(fcdp_group *group) {
     for (const fcdp_comm *other = engine->comms; other; other = other->next)
         is_last = is_last && !other->groups;
     fcdp__lock_release(&engine->lock);
+    waiters_end(group);
     fcdp__segv_unwatch(group->watch);
     fcdp__region_destroy(group->region);
     if (group->block) fcdp__host_detach(group->block);

@@ -175,6 +175,7 @@ struct fcdp_group {
     /* guarded by the engine's lock */
     /* the shards have been read then, and not all of the program is behind it yet; NULL: none reads */
     fcdp_event reading;
+    uint32_t n_waiters;    /* host threads that wait for `reading`, without the lock: the group stays */
     fcdp_stream read_from; /* where the program made these shards, and uses their memory again */
 };
 

@@ -1,5 +1,6 @@
 /* The engine against an oracle, every byte checked in every use: what it brings back, begins ahead, counts,
  * refuses, and what it does after a failure and a fork. */
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -478,6 +479,49 @@ static void test_refusals(void **state) {
     end(c);
 }
 
+static void *orders_writes(void *arg) {
+    const member *m = arg;
+    return (void *)(uintptr_t)fcdp_engine_order_writes(m->engine, m->stream);
+}
+
+static void *destroys_group(void *arg) {
+    const member *m = arg;
+    fcdp_group_destroy(m->groups[0]);
+    return NULL;
+}
+
+static uint32_t n_waiters(const member *m) {
+    fcdp__lock_acquire(&m->engine->lock);
+    uint32_t n = m->groups[0]->n_waiters;
+    fcdp__lock_release(&m->engine->lock);
+    return n;
+}
+
+/* A model may be collected on one thread while an optimizer steps on another: the event for which that waits
+ * is the group's. */
+static void test_a_group_ends_behind_those_that_wait_for_its_gather(void **state) {
+    (void)state;
+    cluster_config config = one_group;
+    config.host_computes = true;
+    cluster *c = start(&config);
+    member *m = &c->members[0];
+    uint8_t agreed[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE];
+    pthread_t writer, ender;
+    void *status;
+    step_all(c, 0, all_extents);
+    agree_all(c, 0, agreed);
+    assert_ok(member_begin(m, 0, FCDP_PASS_FORWARD)); /* the others are missing */
+    assert_int_equal(pthread_create(&writer, NULL, orders_writes, m), 0);
+    while (!n_waiters(m)) sched_yield();
+    assert_int_equal(pthread_create(&ender, NULL, destroys_group, m), 0);
+    EVERY_MEMBER(c, other) if (other != m) assert_ok(member_begin(other, 0, FCDP_PASS_FORWARD));
+    assert_int_equal(pthread_join(writer, &status), 0);
+    assert_int_equal((uintptr_t)status, FCDP_OK);
+    assert_int_equal(pthread_join(ender, NULL), 0);
+    m->groups[0] = NULL;
+    end(c);
+}
+
 /* In the child: every call says so, none waits for what is not there. */
 static int child_calls(member *m) {
     uint64_t inputs[CLUSTER_MAX_EXTENTS] = {0};
@@ -678,6 +722,7 @@ int main(void) {
         cmocka_unit_test(test_a_fault_in_a_released_group_is_named),
         cmocka_unit_test(test_what_does_not_fit_is_refused_with_what_would),
         cmocka_unit_test(test_nothing_is_part_of_a_captured_graph),
+        cmocka_unit_test(test_a_group_ends_behind_those_that_wait_for_its_gather),
         cmocka_unit_test(test_counts_and_states),
         cmocka_unit_test(test_a_group_begun_ahead),
         cmocka_unit_test(test_what_follows_is_begun_ahead),
