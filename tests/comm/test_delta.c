@@ -125,11 +125,17 @@ static cluster_config together(cluster_config config) {
     return config;
 }
 
+/* Of the ways of a test, all; with TEST_COARSER the first and one more, or the first alone. */
+static int ways_apart(void) {
+    const char *coarser = getenv("TEST_COARSER");
+    return !coarser ? 1 : atoi(coarser) < 32 ? 5 : 8;
+}
+
 static const uint32_t shapes[][2] = {{2, 1}, {2, 2}, {3, 2}};
 
 static void test_fewer_bytes_cross(void **state) {
     (void)state;
-    for (int way = 0; way < 6; way += getenv("TEST_COARSER") ? 5 : 1) {
+    for (int way = 0; way < 6; way += ways_apart()) {
         cluster_config config = make_config(shapes[way % 3][0], shapes[way % 3][1]);
         config.mapping = way < 3 ? FCDP_MAPPING_SLOTS : FCDP_MAPPING_EXACT;
         for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = way % 2;
@@ -156,7 +162,7 @@ static void test_fewer_bytes_cross(void **state) {
  * first gather. */
 static void test_groups_that_cross_together_send_differences(void **state) {
     (void)state;
-    for (int way = 0; way < 6; way += getenv("TEST_COARSER") ? 5 : 1) {
+    for (int way = 0; way < 6; way += ways_apart()) {
         cluster_config config = together(make_config(shapes[way % 3][0], shapes[way % 3][1]));
         config.mapping = way < 3 ? FCDP_MAPPING_SLOTS : FCDP_MAPPING_EXACT;
         for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = way % 2;
@@ -288,7 +294,7 @@ static void test_rounded_gathers_are_the_same_on_all_ranks(void **state) {
     (void)state;
     if (here->on_device || here->restore != FCDP_RESTORE_WHOLE) skip(); /* they are not rounded there */
     test_random random = {random_seed("test_rounded_gathers_are_the_same_on_all_ranks", 1)};
-    for (int way = 0; way < 8; way += getenv("TEST_COARSER") ? 5 : 1) {
+    for (int way = 0; way < 8; way += ways_apart()) {
         cluster_config config = make_config(shapes[way % 3][0], shapes[way % 3][1]);
         if (way % 2) config = together(config);
         config.deltas = false;

@@ -58,6 +58,7 @@ def check(text):
         assert said == sum_of(data, first), f"{len(data)} bytes at ...{start}, first word {first}, seed {seed}"
 
 
+@pytest.mark.slow
 def test_the_shipped_text_computes_the_sum():
     check(TEXT)
 
@@ -77,6 +78,7 @@ def test_few_bytes_are_read_one_by_one(start):
     assert loads.count(1) <= 3 * 8 and len(loads) < 3 * len(data) / 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -116,6 +118,7 @@ def test_it_assembles(architecture, tmp_path):
     assert "0 bytes spill stores, 0 bytes spill loads" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_source_and_the_text_agree():
     architecture = compile_ptx.ARCHITECTURE
     try:

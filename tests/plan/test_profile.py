@@ -133,6 +133,7 @@ def test_a_job_that_gives_no_profile_is_said():
         measure.profile_of(ranks, None, 1, 1)
 
 
+@pytest.mark.slow
 def test_a_layer_that_backward_recomputes_is_gathered_once_more(tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     from torch.utils.checkpoint import checkpoint
