@@ -79,11 +79,11 @@ typedef struct option_parser {
       "the allocator of tensors on a GPU: FCDP's, on the same pages as gathered parameters, or PyTorch's "   \
       "own",                                                                                                 \
       FIELD(CHOICE, alloc, 0, 0))                                                                            \
-    X(USER, "FCDP_CODEC", "none|delta|auto|int8", "none",                                                    \
-      "how a gather sends parameters that have changed: delta: as exact differences from the last gather; "  \
-      "none: whole; auto: of a model on CPUs, as differences while that is faster, by what link and codec "  \
-      "were seen to take; int8: of a model on CPUs, rounded to a byte each, and a scale for 256 of them: "   \
-      "training is not bit for bit the same",                                                                \
+    X(USER, "FCDP_CODEC", "none|delta|auto|int8", "auto",                                                    \
+      "how a gather sends parameters that have changed: auto: of a model on CPUs, as exact differences "     \
+      "from the last gather while that is faster, by what link and codec were seen to take, else whole; "    \
+      "delta: always as differences; none: always whole; int8: of a model on CPUs, rounded to a byte "       \
+      "each, and a scale for 256 of them: training is not bit for bit the same",                             \
       FIELD(CHOICE, codec, 0, 0))                                                                            \
     X(USER, "FCDP_PREFETCH", "0..8", "1",                                                                    \
       "how many groups forward gathers ahead of their use, each into device pages of its own; 0: backward "  \

@@ -431,15 +431,15 @@ static const char *why_whole(const fcdp_comm *comm) {
 }
 
 void fcdp__delta_warn(const fcdp_comm *comm) {
-    static const char *const names[] = {
-        [FCDP_CODEC_DELTA] = "delta", [FCDP_CODEC_AUTO] = "auto", [FCDP_CODEC_INT8] = "int8"};
     static atomic_bool said;
     fcdp_codec_mode codec = comm->engine->options.codec;
     const char *why = why_whole(comm);
-    if (codec == FCDP_CODEC_NONE || comm->topology.n_nodes == 1 || comm->topology.local || !why ||
+    bool was_asked_for = codec == FCDP_CODEC_DELTA || codec == FCDP_CODEC_INT8;
+    if (!was_asked_for || comm->topology.n_nodes == 1 || comm->topology.local || !why ||
         atomic_exchange(&said, true))
         return;
-    fcdp__log(FCDP_LOG_WARN, "FCDP_CODEC=%s: parameters cross the nodes whole: %s", names[codec], why);
+    fcdp__log(FCDP_LOG_WARN, "FCDP_CODEC=%s: parameters cross the nodes whole: %s",
+              codec == FCDP_CODEC_DELTA ? "delta" : "int8", why);
 }
 
 /* All of this holds on every member, or on none: the options are compared when the shard group is made, and

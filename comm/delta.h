@@ -69,7 +69,7 @@ typedef struct fcdp_delta_rates {
     double latency_ns;                    /* an exchange of a few bytes, between members that are there */
 } fcdp_delta_rates;
 
-/* Once in a process: why FCDP_CODEC changes nothing here. */
+/* Once in a process: why what FCDP_CODEC asks for changes nothing here. */
 void fcdp__delta_warn(const fcdp_comm *comm);
 
 /* ---- rounded groups ---- */

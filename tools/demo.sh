@@ -29,7 +29,8 @@ while [ $# -gt 0 ]; do
         -h | --help) usage; exit 0 ;;
         --version) setup_version; exit 0 ;;
         --peers)
-            lab+=(--mode 'fcdp-lean: FCDP=1 FCDP_PREFETCH=0' --mode 'fcdp-tau1: FCDP=1 FCDP_TAU=1'
+            lab+=(--mode 'fcdp-whole: FCDP=1 FCDP_CODEC=none' --mode 'fcdp-lean: FCDP=1 FCDP_PREFETCH=0'
+                --mode 'fcdp-tau1: FCDP=1 FCDP_TAU=1'
                 --mode 'hpz: -- --reshard-after-forward 2' --mode 'hsdp: -- --hsdp'
                 --mode 'keep: -- --reshard-after-forward false')
             shift ;;

@@ -206,8 +206,7 @@ def test_modes_compare_as_their_bytes_do(gpt):
 # Rows of the README's table, which fcdp-lab measured; the names here.
 MEASURED = {
     "FSDP2": "FSDP2",
-    "**FCDP=1**": "FCDP",
-    "FCDP=1 FCDP_TAU=1": "FCDP device",
+    "FCDP=1 FCDP_CODEC=none": "FCDP",
     "FSDP2, reshard_after_forward=2 (as ZeRO++ hpZ)": "FSDP2 hpZ",
     "FSDP2, reshard_after_forward=False": "FSDP2 keep",
     "HSDP (as MiCS)": "HSDP",

@@ -21,7 +21,7 @@ CONFIGURATIONS = {
     for tau, restore, others in (
         (0, "slice", {}),
         (0, "whole", {"FCDP_COALESCE": "0", "FCDP_MAPPING": "exact", "FCDP_CODEC": "delta"}),
-        (1, "slice", {"FCDP_COALESCE": "0", "FCDP_FINGERPRINT": "device"}),
+        (1, "slice", {"FCDP_COALESCE": "0", "FCDP_FINGERPRINT": "device", "FCDP_CODEC": "none"}),
         (1, "whole", {"FCDP_MAPPING": "exact", "FCDP_CODEC": "delta", "FCDP_HOST_COPIES": "numa"}),
     )
 }

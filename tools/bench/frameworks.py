@@ -26,7 +26,7 @@ EXAMPLES = {
 }
 GPT = ["tools/demo/gpt.py", "--steps", "8", "--dim", "168", "--layers", "8"]
 REDUCE, INT8 = "FCDP_REDUCE=hierarchical", "FCDP_REDUCE_DTYPE=int8"
-CODEC = "FCDP_CODEC=delta FCDP_COALESCE=0"  # each group by itself
+WHOLE, ROUNDED = "FCDP_CODEC=none", "FCDP_CODEC=int8"
 # Jobs, and of each the settings that are compared: a title, and a mode of fcdp-lab. The first is the reference.
 SETTINGS = {
     "full": (
@@ -34,6 +34,7 @@ SETTINGS = {
         {
             "FSDP2": "",
             "**FCDP=1**": "FCDP=1",
+            f"`{WHOLE}`": f"FCDP=1 {WHOLE}",
             "reshard_after_forward=2, the ranks of a node": "-- --reshard-after-forward 2",
             "reshard_after_forward=False": "-- --reshard-after-forward false",
             "HSDP": "-- --hsdp",
@@ -46,11 +47,12 @@ SETTINGS = {
         {
             "FSDP2": "",
             "**FCDP=1**": "FCDP=1",
-            f"`{CODEC}`": f"FCDP=1 {CODEC}",
+            f"`{WHOLE}`": f"FCDP=1 {WHOLE}",
+            f"`{ROUNDED}`": f"FCDP=1 {ROUNDED}",
             "HSDP": "-- --hsdp",
             f"`{REDUCE}`": f"FCDP=1 {REDUCE}",
-            f"`{REDUCE} {CODEC}`": f"FCDP=1 {REDUCE} {CODEC}",
-            f"`{REDUCE} {INT8} {CODEC}`": f"FCDP=1 {REDUCE} {INT8} {CODEC}",
+            f"`{REDUCE} {WHOLE}`": f"FCDP=1 {REDUCE} {WHOLE}",
+            f"`{REDUCE} {INT8}`": f"FCDP=1 {REDUCE} {INT8}",
         },
     ),
     "lora": (
@@ -145,6 +147,8 @@ def training(mode, reference):
     shards = mode["equal"]["shards"]
     if shards or (shards is None and mode["equal"]["losses"]):
         return "bitwise equal" if shards else "the same losses"  # shards of other shapes are not compared
+    if mode["env"].get("FCDP_CODEC") == "int8":
+        return "rounded parameters"
     if "FCDP_REDUCE_DTYPE" in mode["env"]:
         return "rounded sums"
     own_sums = "FCDP" not in mode["env"] or "FCDP_REDUCE" in mode["env"]

@@ -17,7 +17,7 @@ import venv
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import frameworks
-from frameworks import CODEC, INT8, REDUCE, ROOT
+from frameworks import INT8, REDUCE, ROOT, ROUNDED, WHOLE
 
 DOCUMENT = ROOT / "docs" / "peers.md"
 JOB = ["tools/bench/peers/job.py", "--steps", "6", "--dim", "168", "--layers", "4"]
@@ -39,7 +39,8 @@ PEERS = [
     ("DeepSpeed, ZeRO-3 with hpZ", "-- --peer with_deepspeed:hpz", "deepspeed"),
     ("**FCDP=1**", "FCDP=1", None),
     ("`FCDP_TAU=1`", "FCDP=1 FCDP_TAU=1", None),
-    (f"`{CODEC}`", f"FCDP=1 {CODEC}", None),
+    (f"`{WHOLE}`", f"FCDP=1 {WHOLE}", None),
+    (f"`{ROUNDED}`", f"FCDP=1 {ROUNDED}", None),
     (f"`{REDUCE}`", f"FCDP=1 {REDUCE}", None),
     (f"`{REDUCE} {INT8}`", f"FCDP=1 {REDUCE} {INT8}", None),
 ]
