@@ -33,6 +33,7 @@ typedef struct pair {
     fcdp_event begin, end;
     saying said;
     uint32_t next;          /* number of the next free or pending one, 0: the last */
+    _Atomic uint32_t turn;  /* how many spans have had it */
     _Atomic uint64_t bytes; /* of the first event, by the work itself; 0: as enqueued */
 } pair;
 
@@ -65,6 +66,11 @@ static void events_write(const fcdp_trace_event *events, size_t n) {
     fcdp__trace_count(FCDP_COUNT_SPANS_ENDED, n);
 }
 
+static void bytes_take(pair *of) {
+    uint64_t bytes = atomic_load_explicit(&of->bytes, memory_order_relaxed);
+    if (bytes) of->said.events[0].bytes = of->said.events[0].a = bytes;
+}
+
 static void pair_give(fcdp_trace_spans *spans, uint32_t number) {
     fcdp__lock_acquire(&spans->lock);
     spans->pairs[number].next = spans->free;
@@ -80,6 +86,7 @@ void fcdp__trace_spans_destroy(fcdp_trace_spans *spans) {
     spans->ends = true;
     fcdp__trace_spans_poll(spans);
     for (uint32_t number = spans->pending.first; number; number = spans->pairs[number].next) {
+        bytes_take(&spans->pairs[number]);
         fcdp__trace_count(FCDP_COUNT_SPANS_UNTIMED, spans->pairs[number].said.n_events);
         events_write(spans->pairs[number].said.events, spans->pairs[number].said.n_events);
     }
@@ -150,10 +157,14 @@ static uint32_t pair_take(fcdp_trace_spans *spans) {
 }
 
 fcdp_trace_span fcdp__trace_span_begin(fcdp_trace_spans *spans, fcdp_stream stream, uint32_t track) {
-    fcdp_trace_span span = {.track = track, .begun_ns = fcdp__trace_start()};
+    fcdp_trace_span span = {.track = track, .step = fcdp__trace_step(), .begun_ns = fcdp__trace_start()};
     if (!span.begun_ns || !spans) return span;
     span.number = pair_take(spans);
-    if (span.number) atomic_store_explicit(&spans->pairs[span.number].bytes, 0, memory_order_relaxed);
+    if (span.number) {
+        pair *mine = &spans->pairs[span.number];
+        span.turn = 1 + atomic_fetch_add_explicit(&mine->turn, 1, memory_order_relaxed);
+        atomic_store_explicit(&mine->bytes, 0, memory_order_relaxed);
+    }
     if (span.number && fcdp__driver_timer_record(spans->drv, spans->pairs[span.number].begin, stream)) {
         pair_give(spans, span.number);
         span.number = 0;
@@ -165,9 +176,13 @@ void fcdp__trace_span_drop(fcdp_trace_spans *spans, fcdp_trace_span span) {
     if (span.number) pair_give(spans, span.number);
 }
 
-/* The driver's event behind the work, which a poll asks after, makes it visible there. */
+/* The driver's event behind the work, which a poll asks after, makes it visible there. Without that event the
+ * pair may serve another span by now. */
 void fcdp__trace_span_bytes(fcdp_trace_spans *spans, fcdp_trace_span span, uint64_t bytes) {
-    if (span.number) atomic_store_explicit(&spans->pairs[span.number].bytes, bytes, memory_order_relaxed);
+    if (!span.number) return;
+    pair *mine = &spans->pairs[span.number];
+    if (atomic_load_explicit(&mine->turn, memory_order_relaxed) == span.turn)
+        atomic_store_explicit(&mine->bytes, bytes, memory_order_relaxed);
 }
 
 static void list_append(fcdp_trace_spans *spans, pair_list *list, uint32_t number) {
@@ -187,7 +202,7 @@ static void span_end(fcdp_trace_spans *spans, fcdp_trace_span span, fcdp_stream 
         spoken.events[i].duration_ns = 0;
         spoken.events[i].flags |= FCDP_TRACE_ON_STREAM;
         spoken.events[i].thread = span.track;
-        spoken.events[i].step = fcdp__trace_step();
+        spoken.events[i].step = span.step;
     }
     fcdp__trace_count(FCDP_COUNT_SPANS_BEGUN, spoken.n_events);
     if (span.number && !fcdp__driver_timer_record(spans->drv, spans->pairs[span.number].end, stream)) {
@@ -224,8 +239,7 @@ static fcdp_status pair_time(fcdp_trace_spans *spans, pair *of) {
     fcdp_status status = fcdp__driver_timer_elapsed(spans->drv, of->begin, of->end, &for_ns);
     if (!status) status = fcdp__driver_timer_elapsed(spans->drv, spans->now.event, of->begin, &from_ns);
     if (status == FCDP_PENDING) return status;
-    uint64_t bytes = atomic_load_explicit(&of->bytes, memory_order_relaxed);
-    if (bytes) of->said.events[0].bytes = of->said.events[0].a = bytes;
+    bytes_take(of);
     if (status) {
         fcdp__trace_count(FCDP_COUNT_SPANS_UNTIMED, of->said.n_events);
         return status;

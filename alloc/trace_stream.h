@@ -24,7 +24,9 @@ void fcdp__trace_spans_destroy(fcdp_trace_spans *spans);
 
 typedef struct fcdp_trace_span {
     uint32_t number;   /* of a pair of timing events; 0: none, and then only the host's time is known */
+    uint32_t turn;     /* the pair's, which serves one span after another */
     uint32_t track;    /* of FCDP_..._STREAMS */
+    uint32_t step;     /* when it was enqueued */
     uint64_t begun_ns; /* on the host; 0: nothing is traced */
 } fcdp_trace_span;
 

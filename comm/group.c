@@ -97,7 +97,8 @@ fcdp_status fcdp_group_create(fcdp_comm *comm, const char *name, const fcdp_exte
     return FCDP_OK;
 }
 
-/* Its gathers have ended, and no thread finds it any more: those that wait for them go on at once. */
+/* Its gathers have ended, and no thread finds it any more: those that wait for them go on. (Where groups were
+ * gathered together, the event may be that of a later gather, which ends as well.) */
 static void waiters_end(fcdp_group *group) {
     const struct timespec pause = {.tv_nsec = 1000000};
     for (bool wait = true; wait;) {
