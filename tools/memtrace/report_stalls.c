@@ -64,10 +64,12 @@ static bool visit(void *context, size_t process, size_t chunk, const fcdp_trace_
 }
 
 static memtrace_reason reason_of_gather(const memtrace_stall *stall) {
-    enum { SMALL_BYTES = 1 << 20, NEAR_NS = 100000 };
+    enum { SMALL_BYTES = 1 << 20, SMALL_GROUP_BYTES = 8 << 20, NEAR_NS = 100000 };
     const fcdp_trace_event *move = &stall->move;
+    /* the differences of a large group are few bytes, too */
+    bool is_small = move->object && move->bytes < SMALL_BYTES && stall->event.bytes < SMALL_GROUP_BYTES;
     if ((move->flags | stall->event.flags) & FCDP_TRACE_BACKWARD) return MEMTRACE_BECAUSE_GATHER_AGAIN;
-    if (move->object && move->bytes < SMALL_BYTES) return MEMTRACE_BECAUSE_GATHER_SMALL;
+    if (is_small) return MEMTRACE_BECAUSE_GATHER_SMALL;
     return move->time_ns + NEAR_NS >= stall->event.time_ns ? MEMTRACE_BECAUSE_GATHER_LATE
                                                            : MEMTRACE_BECAUSE_GATHER_LONG;
 }
