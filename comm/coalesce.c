@@ -9,7 +9,7 @@
  *     block b: the shards of rank (b, local) of every group of the chunk, one after another
  *     the chunks use the halves in turn, each once the copies out of it are done
  *
- * With FCDP_CODEC a chunk crosses as one gather of differences (delta.h), from what host memory has of its
+ * A chunk may cross as one gather of differences (FCDP_CODEC: delta.h), from what host memory has of its
  * groups.
  *
  * As in moves.c, everything is enqueued by the thread that runs the model, in the program's order, which all

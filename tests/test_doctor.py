@@ -299,6 +299,8 @@ def test_what_ends_the_doctor_ends_the_ranks(tmp_path, signum):
 
 # ---- a process ----
 
+WHOLE = {"FCDP": "1", "FCDP_LOCAL_SIZE": "1", "FCDP_CODEC": "none"}  # the same bytes in each run
+
 
 @pytest.fixture
 def job(script):
@@ -321,7 +323,7 @@ def job(script):
 
 
 def test_a_job_that_runs(job):
-    process = job({"FCDP": "1", "FCDP_LOCAL_SIZE": "1"})
+    process = job(WHOLE)
     done = doctor("--json", process.pid)
     assert done.returncode == 0 and not done.stderr, done.stderr
     said = document(done)
@@ -356,7 +358,7 @@ def test_where_a_running_jobs_groups_are_kept(job, tmp_path):
 
 
 def test_a_job_whose_models_have_groups_of_one_name_and_size(job):
-    said = document(doctor("--json", job({"FCDP": "1", "FCDP_LOCAL_SIZE": "1"}, "waits twins").pid))
+    said = document(doctor("--json", job(WHOLE, "waits twins").pid))
     frozen, trained = twins(said)
     assert len(said["groups"]) == 8 and frozen == (False, 1, LAYER / 2, pytest.approx(LAYER / 2 / 3))
     assert trained == (True, 2, LAYER, pytest.approx(LAYER / 2))

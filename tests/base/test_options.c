@@ -35,6 +35,7 @@ static void assert_default(const fcdp_options *options) {
     assert_int_equal(options->fingerprint, FCDP_FINGERPRINT_AUTO);
     assert_int_equal(options->agree, FCDP_AGREE_FORWARD);
     assert_int_equal(options->prefetch, 1);
+    assert_int_equal(options->codec, FCDP_CODEC_AUTO);
     assert_int_equal(options->reduce, FCDP_REDUCE_FLAT);
     assert_true(options->whole_tensors);
     assert_true(options->timeout_s == 300);

@@ -41,7 +41,9 @@ def test_a_second_run_gathers_no_frozen_byte(tmp_path, kind):
     plain = start(tmp_path / "plain", arguments=ARGUMENTS[kind])
     outcomes = []
     for run in ("first", "second"):
-        outcomes.append(start(tmp_path / run, on(FCDP_CACHE_DIR=str(cache)), arguments=ARGUMENTS[kind]))
+        outcomes.append(
+            start(tmp_path / run, on(FCDP_CODEC="none", FCDP_CACHE_DIR=str(cache)), arguments=ARGUMENTS[kind])
+        )
         assert outcomes[-1].went_on(plain) == []
         assert outcomes[-1].messages[1:] == [[], [], []], outcomes[-1].messages
     first, second = outcomes

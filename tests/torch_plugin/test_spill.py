@@ -17,7 +17,7 @@ BUDGET = W * 2 // 5
 
 def train(tmp_path, kind, **options):
     """With few buffers: what is stored in forward is read from the disk in backward."""
-    return start(tmp_path, on(FCDP_PREFETCH="0", **options), arguments=ARGUMENTS[kind])
+    return start(tmp_path, on(FCDP_PREFETCH="0", FCDP_CODEC="none", **options), arguments=ARGUMENTS[kind])
 
 
 @pytest.fixture(scope="module")

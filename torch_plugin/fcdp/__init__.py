@@ -108,7 +108,7 @@ def stats() -> dict[str, Any]:
       flat (FSDP's own), and the reasons of those; kept: how many went no further than the node, for the next
       micro-batch that is synchronised; rounding_error: with FCDP_REDUCE_DTYPE, what rounding took from what
       was sent (root of the ratio of their squares, of each 16th reduction), or None;
-    - ``deltas``: with FCDP_CODEC, gathers: those that crossed the nodes as differences, or rounded; whole:
+    - ``deltas``: gathers: those that crossed the nodes as differences (FCDP_CODEC), or rounded; whole:
       those that asked for that and crossed whole; rounding_error: with FCDP_CODEC=int8, what rounding took from
       this rank's shards (root of the ratio of their squares), or None;
     - ``groups``: one dict per parameter group: name, id (no other group of this process has it), bytes, of
@@ -137,7 +137,7 @@ def stats() -> dict[str, Any]:
     - ``waits``: where the host blocked: gathers (on CPUs alone) and their seconds; pages (for device memory
       that a stream still used) and their page_seconds; agreements;
     - ``python_calls``: calls of FCDP's collectives into Python, each of which takes the GIL: two for a
-      collective over gloo, none over NCCL but those of differences (FCDP_CODEC).
+      collective over gloo, and for each exchange of a gather of differences; none for one over NCCL.
     """
     from fcdp import report
 

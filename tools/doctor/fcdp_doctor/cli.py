@@ -27,7 +27,8 @@ examples
   fcdp-doctor --cache                                  what FCDP_CACHE_DIR holds; with --clear: remove it
 
 The script gets the environment that torchrun would give it; every rank is a process here. Nothing between the emulated
-nodes is slow: fcdp-lab measures time. FCDP_... variables are the job's.
+nodes is slow: fcdp-lab measures time. FCDP_... variables are the job's; unless it sets FCDP_CODEC, that is none here, so
+that bytes do not depend on how fast these few steps run.
 
 --json prints nodes, ranks_per_node, steps, host_bytes (per node), notes, and of each of groups: name (its module's,
 "(root)" for the model itself), served, reason, bytes, trainable_bytes, and per step gathers, plain_bytes (what FSDP would

@@ -114,6 +114,7 @@ def _environment(node: int, local: int, nodes: int, ranks_per_node: int) -> dict
     return {
         "OMP_NUM_THREADS": str(threads),
         "GLOO_SOCKET_IFNAME": "lo",
+        "FCDP_CODEC": "none",  # what few steps send otherwise depends on how fast they ran
         **env,
         "FCDP": "1",
         "PYTHONUNBUFFERED": "1",
