@@ -18,7 +18,7 @@ tools/bench.sh policies
 tools/bench.sh changed [--steps N] [--lr RATE ...] [--layers N] [--dim N] [--batch N]
 tools/bench.sh spill [DIRECTORY] [--slices N] [--size MIB] [--rounds N]
 tools/bench.sh frameworks [--write] [--rate RATE] [--repeat N] [NAME ...]
-tools/bench.sh plan [--jobs A,B] [--rates A,B] [--modes A,B] [--rounds N] [--json FILE]
+tools/bench.sh plan [--jobs A,B] [--rates A,B] [--modes A,B] [--rounds N] [--json FILE] [--again FILE ...]
 tools/bench.sh peers [--write] [--rate RATE] [--repeat N]
 tools/bench.sh curves [--steps N] [--picture X.svg] [--write] [-- OPTIONS OF tools/demo/gpt.py]
 
@@ -109,12 +109,14 @@ root, or a kernel that lets users make namespaces.
   --repeat 3         runs all of a table so often, interleaved, and prints medians
   NAME ...           these rows alone, by the name of the example, or "full", "bf16" or "lora" for the settings
 
-plan: profiles four small jobs (fcdp-plan profile), predicts their steps in five modes at three rates, and trains them on
-2 emulated nodes of 2 ranks (fcdp-lab), in three rounds. It prints predictions beside measurements, the spread of both, and
-the errors' median and worst. An hour, on a machine that does nothing else; needs root, or a kernel that lets users make
-namespaces.
+plan: profiles four small jobs (fcdp-plan profile --calibrate, on links that are not shaped), predicts their steps in five
+modes at three rates, and trains them on 2 emulated nodes of 2 ranks (fcdp-lab), in three rounds. It prints predictions beside
+measurements, the spread of both, the errors' median and worst, and whether the order of the modes was right. Two hours, on a
+machine that does nothing else; needs root, or a kernel that lets users make namespaces.
   --jobs full,LoRA   these jobs alone; --rates and --modes likewise
   --rounds N         another number
+  --json FILE        writes the figures of each run there, and the profiles
+  --again FILE ...   runs nothing: predicts anew from such files, and prints one table of all
 
 peers: trains the demo's GPT on 2 emulated nodes of 2 ranks with 100 Mbit/s between them, by FSDP2 and its settings, FCDP,
 megatron-fsdp and DeepSpeed, with 1 and with 4 micro-batches per optimizer step. It prints the table of docs/peers.md. Each

@@ -305,6 +305,57 @@ static void on_cpus_only_fcdps_gathers_run_beside_compute(void **state) {
     assert_near(step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, ahead).seconds, on_gpus);
 }
 
+/* By hand, as above. A hop takes 1 ms of the cores: a ring of 62 ms hides 31 of them, a link 100 times as
+ * fast does not. Other host work is added to FSDP2's step, and hidden behind gathers in FCDP's forward. */
+static void on_cpus_the_cores_work_while_a_slow_link_carries(void **state) {
+    (void)state;
+    plan_region regions[N];
+    plan_job job;
+    plan_cluster c = a_cluster();
+    plan_schedule on_cpus = {.prefetch = 1, .host_computes = true};
+    fill_job(&job, regions, 0);
+    c.node_rate = c.pcie_rate = 0;
+    c.inter_latency_s = 0.001;
+    double ring = REGION_BYTES * 31 / 32 / c.inter_rate;
+    assert_near(step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, on_cpus).seconds, N * (0.03 + 3 * ring));
+    double fcdp = step_of(&job, &c, PLAN_FCDP, PLAN_BY_SLICE, on_cpus).seconds;
+    on_cpus.host_seconds = N * 0.01;
+    assert_near(step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, on_cpus).seconds, N * (0.04 + 3 * ring));
+    double forward = 0.005, hidden = N * forward - forward; /* all but the last region's */
+    assert_near(step_of(&job, &c, PLAN_FCDP, PLAN_BY_SLICE, on_cpus).seconds, fcdp + N * 0.01 - hidden);
+    c.inter_rate *= 100;
+    on_cpus.host_seconds = -1; /* no less than nothing computes */
+    assert_near(step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, on_cpus).seconds, N * 3 * 0.031);
+    on_cpus.gather_cores = 2;
+    on_cpus.reduce_cores = 3;
+    plan_step step = step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, on_cpus);
+    assert_near(step.seconds, N * (2 * 0.062 + 0.093));
+    assert_near(step.gather_core_seconds, N * 2 * 0.062);
+    assert_near(step.reduce_core_seconds, N * 0.093);
+}
+
+/* A bucket of 4 ms at the link's rate is full behind 10 or 20 ms of computing, empty behind a collective. */
+static void what_a_token_bucket_holds_passes_at_once(void **state) {
+    (void)state;
+    plan_region regions[N];
+    plan_job job;
+    plan_cluster c = a_cluster();
+    plan_schedule on_cpus = {.prefetch = 1, .host_computes = true};
+    fill_job(&job, regions, 0);
+    c.node_rate = c.pcie_rate = 0;
+    c.inter_latency_s = 0;
+    double before = step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, on_cpus).seconds;
+    c.burst_bytes = 0.004 * c.inter_rate;
+    double with = step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, on_cpus).seconds;
+    /* Gathers and reductions come behind computes; of a backward's gathers the first alone does. */
+    assert_near(before - with, (2 * N + 1) * 0.004);
+    c.burst_bytes = 0;
+    c.gather_times = 1.5;
+    c.reduce_times = 2;
+    double ring = REGION_BYTES * 31 / 32 / c.inter_rate;
+    assert_near(step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, on_cpus).seconds, N * (0.03 + 5 * ring));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_between_nodes_are_the_papers),
@@ -316,6 +367,8 @@ int main(void) {
         cmocka_unit_test(jitter_grows_with_ranks),
         cmocka_unit_test(measured_seconds_stand_for_operations),
         cmocka_unit_test(on_cpus_only_fcdps_gathers_run_beside_compute),
+        cmocka_unit_test(on_cpus_the_cores_work_while_a_slow_link_carries),
+        cmocka_unit_test(what_a_token_bucket_holds_passes_at_once),
         cmocka_unit_test(many_steps_take_seconds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

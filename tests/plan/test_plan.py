@@ -128,7 +128,7 @@ LLAMA = {
         ("--config list.json", "list.json is no config.json of Hugging Face"),
         ("--cluster many.json", "the cluster's description: teraflops: 'many' is no number"),
         ("--cluster b40", "no cluster 'b40': a40, h100, or a JSON file"),
-        ("--cluster wrong.json", "wrong.json: gpus: a cluster has disk, gpu_memory"),
+        ("--cluster wrong.json", "wrong.json: gpus: a cluster has burst, disk, gpu_memory"),
         ("--link fast", "no link 'fast': write rdma, ipoib, 25gbit"),
         ("--gpu-memory much", "much: expected bytes"),
         ("--pcie 3", "pcie: 3: write e.g. 1gbit"),

@@ -1,5 +1,6 @@
 """fcdp-plan profile from the installed wheel: what it says of a job, and of what is none."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -54,7 +55,19 @@ def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("profile")
     (folder / "train.py").write_text(JOB)
     command = [sys.executable, "-m", "fcdp_plan", "profile", "-o", str(folder / "job.json"), "--nodes", "2"]
-    command += ["--ranks", "1", "--steps", "5", "--batch", "2", "--timeout", "300", "--", str(folder / "train.py")]
+    command += [
+        "--calibrate",
+        "--ranks",
+        "1",
+        "--steps",
+        "5",
+        "--batch",
+        "2",
+        "--timeout",
+        "300",
+        "--",
+        str(folder / "train.py"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if "namespace" in done.stderr:
         pytest.skip(done.stderr.strip().splitlines()[-1])
@@ -96,6 +109,19 @@ def test_a_measured_job_is_compared_and_searched(measured):
     assert step["forward_inter"] + step["backward_inter"] - step["reduce_inter"] == pytest.approx(gathered)
     assert json.loads(plan("search", path, "--json --link 25gbit"))["tiers"]
     assert "FCDP device" in plan("compare", path, own, "--over batch")
+
+
+@pytest.mark.slow
+def test_a_calibrated_mode_takes_what_was_measured_of_it(measured):
+    """On links that are not shaped, as the calibration's are."""
+    path, _ = measured
+    calibration = read(path)["calibration"]
+    assert calibration["nodes"] == 2 and {*calibration["modes"]} == {"FSDP2", "FCDP", "FCDP device"}
+    assert {*calibration["wire"]} == {"200mbit", "600mbit"}
+    modes = json.loads(plan("compare", path, "--json --cluster measured --on-cpus --link unlimited"))["modes"]
+    for name, of in calibration["modes"].items():
+        assert 0 < of["reduce_seconds"] < of["step_seconds"]
+        assert modes[name]["step"]["seconds"] == pytest.approx(of["step_seconds"], abs=1e-3), name
 
 
 @pytest.mark.slow
@@ -245,3 +271,86 @@ def test_a_small_piece_that_took_as_long_says_nothing_of_latency():
     names = ("copy", "gather", "scatter", "node_gather", "lane_gather")
     links = {"size": 1 << 20, "small": 1 << 12, "seconds": {name: [0.01, 0.01] for name in names}}
     assert measure.machine_of(links, 2, 2)["links"] == {"unlimited": f"{(1 << 19) / 0.01 / 1e6:.1f}mbyte"}
+
+
+def a_calibrated_job(folder):
+    """Its machine has no rates: all that is not computed is in the calibration."""
+    path = described(folder)
+    job = json.loads(path.read_text())
+    job["machine"] = {"gpus_per_node": 2, "node_link": "100mbyte", "latency": "1ms", "links": {"unlimited": "1gbyte"}}
+    one = {"step_seconds": 3.0, "gather_seconds": 1.0, "reduce_seconds": 0.5}
+    keys = ("gather_times", "reduce_times", "lane_gather_times", "lane_reduce_times")
+    wire = {"10mbit": dict.fromkeys(keys, 2), "1000mbit": dict.fromkeys(keys, 1)}
+    job["calibration"] = {"nodes": 2, "wire": wire, "modes": {"FSDP2": one, "FCDP": one}}
+    path.write_text(json.dumps(job))
+    return path
+
+
+def test_a_calibration_is_of_jobs_on_cpus_and_holds_for_modes_that_are_alike(tmp_path):
+    path, own = a_calibrated_job(tmp_path), "--json --cluster measured --link unlimited"
+    found = {name: one["step"] for name, one in json.loads(plan("compare", path, own, "--on-cpus"))["modes"].items()}
+    assert found["FSDP2"]["seconds"] == pytest.approx(3, abs=1e-3)
+    assert found["FSDP2"]["gather_core_seconds"] == pytest.approx(1)
+    assert found["FSDP2"]["reduce_core_seconds"] == pytest.approx(0.5)
+    assert found["FCDP"]["seconds"] == found["FCDP whole"]["seconds"] == pytest.approx(3, abs=1e-3)
+    assert found["FSDP2 keep"]["seconds"] < 3  # it gathers once
+    assert json.loads(plan("compare", path, own))["modes"]["FSDP2"]["step"]["seconds"] < 1
+    faster = json.loads(plan("compare", path, own, "--on-cpus --speed 10"))["modes"]["FSDP2"]["step"]
+    assert faster["compute_seconds"] == pytest.approx(found["FSDP2"]["compute_seconds"] / 10, rel=0.01)
+
+
+def test_a_profile_without_a_calibration_is_of_the_first_schema(tmp_path):
+    path = described(tmp_path)
+    job = json.loads(path.read_text())
+    path.write_text(json.dumps(job | {"schema": "fcdp-plan-profile/1"}))
+    assert read(path)["schema"] == "fcdp-plan-profile/1"
+
+
+def test_links_of_the_lab_pass_what_their_buckets_hold(tmp_path):
+    path = a_calibrated_job(tmp_path)
+    own = "--json --cluster measured --on-cpus --link 100mbit"
+    plain, shaped = (json.loads(plan("compare", path, own, option)) for option in ("", "--shaped"))
+    assert shaped["cluster"]["burst_bytes"] == 256 * 1024 and shaped["cluster"]["gather_times"] == pytest.approx(1.5)
+    assert plain["cluster"]["burst_bytes"] == 0 and "gather_times" not in plain["cluster"]
+    assert shaped["cluster"]["inter_rate"] == pytest.approx(100e6 / 8 * 1448 / 1514)
+    at = [
+        json.loads(plan("compare", path, f"--json --shaped --link {rate}"))["cluster"] for rate in ("1mbit", "10gbit")
+    ]
+    assert [cluster["lane_reduce_times"] for cluster in at] == [2, 1]
+    assert "--shaped: 'rdma' is no rate of fcdp-lab" in plan("compare", path, "--shaped --link rdma", status=1)
+
+
+def test_a_mode_to_calibrate_has_arguments():
+    from fcdp_plan.profile import mode_and_arguments
+
+    assert mode_and_arguments("FSDP2 hpZ: --reshard-after-forward 2") == ("FSDP2 hpZ", ("--reshard-after-forward", "2"))
+    for text in ("HSDP", "ZeRO-3: --hsdp", "FCDP file: "):
+        with pytest.raises(argparse.ArgumentTypeError, match="write 'MODE: ARGUMENTS', with a mode of FSDP2, "):
+            mode_and_arguments(text)
+    assert "2 nodes or more are needed" in plan("profile --nodes 1 --calibrate --", __file__, status=1)
+
+
+def test_of_a_collective_the_rank_counts_that_came_last():
+    """Two ranks, steps of one gather and one reduction; the first two steps do not count, nor what follows the last."""
+    quick, slow = ([], [])
+    for i in range(5):
+        for rank, first in ((quick, 1 + i), (slow, 0.25)):
+            rank.append(("all_gather_into_tensor", -1, 0, first, 0.0))
+            rank.append(("reduce_scatter_tensor", -1, 0, 3.25 - first / 4, 0.0))
+            rank.append(("optimizer", -1, 0, 1, 0.0))
+    found = measure.collectives_of([quick, slow])
+    assert found == {"gather_seconds": 0.25, "reduce_seconds": 3.25 - 1 - 1 / 8}
+
+
+def test_a_collective_that_takes_what_its_bytes_need_holds_the_link_once():
+    from fcdp_lab import network
+
+    rate, burst, size = 25e6 * network.PAYLOAD, (1 << 18) * network.PAYLOAD, 1 << 22
+    sent = {"gather": 0.75 * size, "scatter": 1.5 * size, "lane_gather": 0.5 * size, "lane_reduce": size}
+    seconds = {name: [0.0, (n - burst) / rate] for name, n in sent.items()}
+    seconds["scatter"][1] += sent["scatter"] / rate / 10
+    seconds["lane_reduce"][1] /= 2
+    times = measure.wire_of({"size": size, "seconds": seconds}, 2, 2, "200mbit")
+    assert times == pytest.approx(
+        {"gather_times": 1, "reduce_times": 1.1, "lane_gather_times": 1, "lane_reduce_times": 1}
+    )

@@ -18,8 +18,12 @@ typedef struct plan_cluster {
     double host_rate;                           /* that the copies of a node's GPUs reach together */
     double node_rate;                           /* of each GPU to the others of its node, each way */
     double inter_rate;                          /* of a node, each way */
-    double file_rate;                           /* of a node's disk; 0: there is none */
-    double cpu_rate;                            /* bytes of optimizer state per second and node, on CPUs */
+    double burst_bytes;                         /* that a shaped link lets pass at once after a pause */
+    /* A collective over gloo holds a node's link so many times as long as its bytes take: a ring of all
+     * ranks, and rings of those with the same local index. Measured; 0: once. */
+    double gather_times, reduce_times, lane_gather_times, lane_reduce_times;
+    double file_rate;   /* of a node's disk; 0: there is none */
+    double cpu_rate;    /* bytes of optimizer state per second and node, on CPUs */
     double reduce_rate; /* as node_rate, of what a reduction sends and adds up; 0: as node_rate */
     double speed;       /* of computing, in that of the machine that a job was measured on; 0: the same */
     double node_latency_s, inter_latency_s; /* of one hop of a collective */

@@ -12,7 +12,8 @@
  * An agreement is on the compute stream: the host waits in it, and the device has nothing to do.
  *
  * On CPUs (host_computes) the program's thread is the compute stream. It carries FSDP2's collectives itself.
- * FCDP's gathers run beside it; its copies take the same cores as the model, and so are on that stream.
+ * FCDP's gathers run beside it; its copies take the same cores as the model, and so are on that stream. So is
+ * what else the host does (host_seconds): of each compute a share, by the region's parameters.
  */
 #include "tools/plan/simulate.h"
 
@@ -85,6 +86,26 @@ static bool is_empty(const plan_bytes *b) {
     return b->inter + b->node + b->to_device + b->to_host + b->file <= 0;
 }
 
+/* So many times as long as its bytes take, a collective holds the link between the nodes. */
+static double wire_times(const program *p, phase in, const plan_bytes *b) {
+    const plan_cluster *c = p->cluster;
+    bool reduces = in == REDUCTION, in_lanes = b->inter_hops < plan_n_gpus(c) - 1;
+    double times = reduces ? (in_lanes ? c->lane_reduce_times : c->reduce_times)
+                           : (in_lanes ? c->lane_gather_times : c->gather_times);
+    return times > 0 ? times : 1;
+}
+
+/* On CPUs a hop is work of the cores, as traffic within the node is: the node's leg stands for both. */
+static void hold_cores(program *p, phase in, operation *made) {
+    double *leg = &made->legs[PLAN_LINK_NODE], seconds = fmax(0, *leg) + made->seconds;
+    bool reduces = in == REDUCTION, is_plain = reduces || p->mode != PLAN_FCDP;
+    double times = reduces ? p->schedule->reduce_cores : p->schedule->gather_cores;
+    if (seconds <= 0) return;
+    *leg = is_plain && times > 0 ? seconds * times : seconds;
+    made->seconds = 0;
+    if (is_plain) *(reduces ? &p->sums.reduce_core_seconds : &p->sums.gather_core_seconds) += *leg;
+}
+
 /* Each link carries its bytes; hops of a ring come on top, and hold no link. */
 static int add_move(program *p, stream on, phase in, const plan_bytes *b, const int *needs, int n_needs) {
     if (is_empty(b)) return NONE;
@@ -97,8 +118,10 @@ static int add_move(program *p, stream on, phase in, const plan_bytes *b, const 
                                               : b->node_hops * c->node_latency_s};
     for (int link = 0; link < PLAN_N_LINKS; link++) {
         made.legs[link] = bytes[link] > 0 ? plan_seconds(bytes[link], rates[link]) : -1;
+        if (link == PLAN_LINK_INTER && made.legs[link] > 0) made.legs[link] *= wire_times(p, in, b);
         p->sums.busy_seconds[link] += fmax(0, made.legs[link]);
     }
+    if (p->schedule->host_computes) hold_cores(p, in, &made);
     *(in == FORWARD ? &p->sums.forward_inter : &p->sums.backward_inter) += b->inter;
     if (in == REDUCTION) p->sums.reduce_inter += b->inter;
     p->sums.to_device += b->to_device;
@@ -300,7 +323,16 @@ static void optimize(program *p, const int *last, int n_last) {
     add_compute(p, 0, &copied, 1, false);
 }
 
-static void compute(program *p, double seconds, const int needs[3]) {
+/* Of a use of a region: half of what its parameters are of all, since a micro-batch uses it twice. */
+static double host_work(const program *p, const plan_region *region) {
+    double all = 0, uses = 2 * (double)p->schedule->micro_batches;
+    for (size_t i = 0; i < p->job->n_regions; i++) all += plan_parameters(&p->job->regions[i]);
+    double seconds = plan_measured(p->cluster, p->schedule->host_seconds);
+    return all > 0 ? seconds / uses * plan_parameters(region) / all : 0;
+}
+
+static void compute(program *p, const plan_region *region, double seconds, const int needs[3]) {
+    seconds = fmax(0, seconds + host_work(p, region));
     int at = add_compute(p, seconds, (int[]){needs[0], needs[1], needs[2], p->held}, 4, true);
     if (at != NONE) p->computes[p->n_computes++] = at;
     p->held = NONE;
@@ -314,14 +346,14 @@ static void build(program *p) {
         agree(p, FORWARD);
         for (size_t i = 0; i < n; i++) {
             unshard(p, i, FORWARD, m == 0, needs);
-            compute(p, plan_forward_seconds(&p->job->regions[i], p->cluster), needs);
+            compute(p, &p->job->regions[i], plan_forward_seconds(&p->job->regions[i], p->cluster), needs);
         }
         agree(p, BACKWARD);
         for (size_t i = n; i-- > 0;) {
             for (int again = 0; again < p->job->regions[i].extra_gathers; again++)
                 unshard(p, i, BACKWARD, false, needs);
             unshard(p, i, BACKWARD, m == 0, needs);
-            compute(p, plan_backward_seconds(&p->job->regions[i], p->cluster), needs);
+            compute(p, &p->job->regions[i], plan_backward_seconds(&p->job->regions[i], p->cluster), needs);
             if (p->failed) return;
             int reduced = reduce(p, &p->job->regions[i], m + 1 == p->schedule->micro_batches);
             if (reduced != NONE) last[p->operations[reduced].stream == REDUCE] = reduced;
@@ -365,6 +397,7 @@ typedef struct queue {
 typedef struct link {
     int carries; /* a stream; NONE: it is free */
     double end;
+    double saved, burst; /* seconds of its rate, in its token bucket at `end`; that it holds: 0 for most */
 } link;
 
 static bool needs_have_ended(const operation *o, const double *ends) {
@@ -387,6 +420,12 @@ static void make_ready(queue *queues, const operation *all, const double *ends, 
     }
 }
 
+/* The bucket has filled since the last leg's end, at the link's rate; what is in it passes at once. */
+static void begin_leg(link *l, int stream, double seconds, double now) {
+    double saved = fmin(l->burst, l->saved + now - l->end), spent = fmin(saved, seconds);
+    *l = (link){stream, now + seconds - spent, saved - spent, l->burst};
+}
+
 /* A link takes the leg that has been ready longest. */
 static void start_legs(queue *queues, link *links, const operation *all, double now) {
     for (int l = 0; l < PLAN_N_LINKS; l++) {
@@ -399,7 +438,7 @@ static void start_legs(queue *queues, link *links, const operation *all, double 
         queue *q = &queues[first];
         q->waits &= ~(1u << l);
         q->n_carried++;
-        links[l] = (link){first, now + all[q->operations[q->at]].legs[l]};
+        begin_leg(&links[l], first, all[q->operations[q->at]].legs[l], now);
     }
 }
 
@@ -429,7 +468,9 @@ static double carry_out(const program *p, queue *queues, double *ends, double st
     link links[PLAN_N_LINKS];
     double now = 0;
     for (int i = 0; i < p->n; i++) ends[i] = -1;
-    for (int l = 0; l < PLAN_N_LINKS; l++) links[l] = (link){NONE, 0};
+    for (int l = 0; l < PLAN_N_LINKS; l++) links[l] = (link){.carries = NONE};
+    links[PLAN_LINK_INTER].burst = plan_seconds(p->cluster->burst_bytes, p->cluster->inter_rate);
+    links[PLAN_LINK_INTER].saved = links[PLAN_LINK_INTER].burst; /* other steps came before */
     for (int s = 0; s < N_STREAMS; s++) queues[s].at = 0;
     for (;;) {
         make_ready(queues, p->operations, ends, now);

@@ -31,7 +31,11 @@ typedef struct plan_schedule {
     bool flat_gather;       /* FCDP's gather in one ring of all ranks, as the paper has it */
     double reduce_times;    /* a reduce-scatter's bytes, in those of a ring: 1; gloo's: 2 */
     double differences;     /* FCDP's gathers send this share of what has changed: 1; less: FCDP_CODEC */
-    double jitter;          /* of the computing time of a step: its standard deviation, as a share of it */
+    double host_seconds;    /* of a step: measured work that the job's seconds do not have; negative: they
+                               have too much; 0: it was not measured */
+    /* On CPUs: what the cores need for FSDP2's gathers and reductions, in what the cluster says; 0: that. */
+    double gather_cores, reduce_cores;
+    double jitter; /* of the computing time of a step: its standard deviation, as a share of it */
     uint32_t seed;
 } plan_schedule;
 
@@ -41,6 +45,7 @@ typedef struct plan_step {
     double compute_seconds;   /* the GPU computes, agreements and optimizer included */
     double agreement_seconds; /* of them */
     double busy_seconds[PLAN_N_LINKS];
+    double gather_core_seconds, reduce_core_seconds; /* of the node's link, on CPUs: FSDP2's collectives */
     double forward_inter, backward_inter; /* bytes that a node sends: gathers, and reductions in backward */
     double reduce_inter;                  /* of backward_inter, the reductions */
     double to_device, to_host, file;      /* bytes: of a GPU, of a GPU, of a node */

@@ -15,6 +15,9 @@ MASTER_PORT = 29500
 _LATENCY_MS = 50
 _MIN_BURST_BYTES = 256 * 1024
 _BURST_SECONDS = 0.001
+# Of the bytes that a shaper counts, those that TCP carries: of a frame it counts 1,500 bytes and the header of Ethernet, but
+# neither checksum nor gap; 52 bytes are headers of IP and of TCP, with its timestamps.
+PAYLOAD = (1500 - 52) / (1500 + 14)
 _PREFIXES = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _UNITS = {"bit": 1, "byte": 8}
 _DELAY_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 
-from fcdp_lab.network import parse_delay, parse_rate
+from fcdp_lab.network import PAYLOAD, burst_bytes, parse_delay, parse_rate
 from fcdp_memtrace.arguments import at_least, within
 from fcdp_memtrace.units import size
 from fcdp_plan.failure import Error
 
 # What each key is, in a file that describes a cluster: the parser of its text, and the field of plan_cluster.
-SIZES = {"gpu_memory": "gpu_memory_bytes", "host_memory": "host_memory_bytes"}
+SIZES = {"gpu_memory": "gpu_memory_bytes", "host_memory": "host_memory_bytes", "burst": "burst_bytes"}
 RATES = {
     "memory_rate": "memory_rate",
     "pcie": "pcie_rate",
@@ -21,8 +22,9 @@ RATES = {
     "optimizer_on_cpus": "cpu_rate",
     "reduce_link": "reduce_rate",
 }
+TIMES = {"gather_times", "reduce_times", "lane_gather_times", "lane_reduce_times"}  # of "wire"
 LATENCIES = {"node_latency": "node_latency_s", "latency": "inter_latency_s"}
-OTHERS = {"gpus_per_node", "teraflops", "link", "links", "mtu", "trees"}
+OTHERS = {"gpus_per_node", "teraflops", "link", "links", "mtu", "payload", "trees", "wire"}
 MEASURED = "measured"  # the name of the machine that a profile was measured on
 # TCP over Ethernet, of a frame: headers of IP and TCP inside the MTU; preamble, header, checksum and gap outside it.
 INSIDE, OUTSIDE = 40, 38
@@ -45,8 +47,11 @@ BUILT_IN = {
         "node_latency": "20us",
         "latency": "50us",
         "link": "rdma",
+        "burst": "0",
         "links": {"rdma": "8.43gbyte", "ipoib": "2.019gbyte"},
         "mtu": 1500,
+        "payload": 0,
+        "wire": {},
         "trees": False,
     },
     # A node of eight H100 SXM on NVLink, 400 Gbit/s to the others.
@@ -65,8 +70,11 @@ BUILT_IN = {
         "node_latency": "10us",
         "latency": "30us",
         "link": "400gbit",
+        "burst": "0",
         "links": {},
         "mtu": 4096,
+        "payload": 0,
+        "wire": {},
         "trees": False,
     },
 }
@@ -102,7 +110,10 @@ def link_rate(description: dict, text: str) -> float:
     except ValueError:
         named = ", ".join([*description["links"], "25gbit, 100gbit and so on", "unlimited"])
         raise Error(f"no link {text!r}: write {named}") from None
-    return 0.0 if bits is None else ethernet(bits, description["mtu"])
+    if bits is None:
+        return 0.0
+    share = _number(description, "payload")
+    return bits / 8 * share if share > 0 else ethernet(bits, description["mtu"])
 
 
 def read(name: str, job: dict | None = None) -> dict:
@@ -146,6 +157,7 @@ def numbers(description: dict, nodes: int) -> dict[str, float]:
         fields["trees"] = bool(description["trees"])
         fields["flops"] = _number(description, "teraflops") * 1e12
         fields["speed"] = _number({"speed": 1} | description, "speed")
+        fields |= {key: _number(description["wire"], key) for key in TIMES & description["wire"].keys()}
         fields["inter_rate"] = link_rate(description, str(description["link"]))
     except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
         raise Error(f"the cluster's description: {error}") from None
@@ -166,6 +178,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=at_least(1), metavar="G", help="per node")
     parser.add_argument(
         "--link", metavar="RATE", help="between nodes: 25gbit, 100gbit, ..., or one that the cluster names"
+    )
+    parser.add_argument(
+        "--shaped",
+        action="store_true",
+        help="the links are those of fcdp-lab, which a token bucket shapes: to compare with it",
     )
     parser.add_argument("--latency", metavar="TIME", help="of a hop between nodes: 50us, 1ms")
     parser.add_argument("--gpu-memory", metavar="SIZE", help="of a GPU: 48GB")
@@ -197,4 +214,29 @@ def described(args: argparse.Namespace, job: dict | None = None) -> dict:
         description["gpus_per_node"] = args.gpus
     if args.trees:
         description["trees"] = True
+    if args.shaped:
+        description |= shaped(str(description["link"]), job)
     return description | {"speed": args.speed}
+
+
+def shaped(link: str, job: dict | None) -> dict:
+    """Of fcdp-lab's links: what their token buckets hold, and of the bytes that these count, how many are payload; and
+    how long collectives hold them, where the profile has that."""
+    try:
+        bits = parse_rate(link)
+    except ValueError:
+        raise Error(f"--shaped: {link!r} is no rate of fcdp-lab") from None
+    wire = (job or {}).get("calibration", {}).get("wire", {})
+    return {"burst": burst_bytes(bits), "payload": PAYLOAD, "wire": _wire_at(bits, wire)} if bits else {}
+
+
+def _wire_at(bits: float, wire: dict[str, dict]) -> dict[str, float]:
+    """Of a rate between two that were measured, by its logarithm; of another, as at the nearest."""
+    points = sorted((parse_rate(rate), times) for rate, times in wire.items())
+    if not points:
+        return {}
+    for (low, slower), (high, faster) in zip(points, points[1:]):
+        if low <= bits <= high:
+            share = math.log(bits / low) / math.log(high / low)
+            return {key: slower[key] * (1 - share) + faster[key] * share for key in TIMES}
+    return points[0][1] if bits < points[0][0] else points[-1][1]

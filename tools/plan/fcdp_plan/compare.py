@@ -9,7 +9,7 @@ import json
 
 from fcdp_memtrace.replace import replacing
 from fcdp_memtrace.units import human, ms, table
-from fcdp_plan import clusters, modes, profile, shapes, splits
+from fcdp_plan import calibration, clusters, modes, profile, shapes, splits
 from fcdp_plan.failure import Error
 
 ABOUT = """\
@@ -38,11 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def predict(job: dict, cluster: dict, schedule: dict) -> dict[str, dict]:
     """Of each mode: its step, its memory, and samples per second."""
     regions, found = splits.regions_of(job), {}
+    measured = calibration.schedules(job, schedule)
     samples = job["batch"] * cluster["n_nodes"] * cluster["gpus_per_node"] * schedule["micro_batches"]
     for name in modes.MODES:
         if not modes.is_served(name, cluster):
             continue
-        step = modes.simulate(name, job["costs"], regions, cluster, **schedule)
+        step = modes.simulate(name, job["costs"], regions, cluster, **schedule | measured.get(name, {}))
         memory = modes.memory(name, job["costs"], regions, cluster, shapes.CONSTANTS)
         found[name] = {"step": step, "memory": memory, "samples_per_second": samples / step["seconds"]}
     return found

@@ -1,7 +1,8 @@
 """A job that fcdp-plan profile runs on the emulated nodes: how fast the machine's own links are, over gloo, and its memory.
 
 Writes seconds into the file that it is given: of each collective, of a small and of a large piece of `size` bytes, and of
-a copy in memory. All ranks work at once, as in training. Each is the median of several calls, of the slowest rank.
+a copy in memory. All ranks work at once, as in training. Each is the median of several calls, of the slowest rank. Given a
+pause as well, it measures the large pieces alone, each behind a pause of so many seconds.
 """
 
 from __future__ import annotations
@@ -17,14 +18,18 @@ import torch
 import torch.distributed as dist
 
 SMALL_BYTES = 1 << 10
-CALLS = 9
+CALLS, PAUSED_CALLS = 9, 21  # on shaped links, a call's time varies with what TCP has in its queues
+
+
+pause_s = 0.0
 
 
 def seconds(call: Callable[[], object]) -> float:
     """Of a call, of the slowest rank: they begin together."""
     taken = []
-    for _ in range(CALLS):
+    for _ in range(PAUSED_CALLS if pause_s else CALLS):
         dist.barrier()
+        time.sleep(pause_s)
         began = time.monotonic()
         call()
         taken.append(time.monotonic() - began)
@@ -59,7 +64,9 @@ def copy(size: int) -> float:
 
 
 def main() -> None:
+    global pause_s
     path, size = sys.argv[1], int(sys.argv[2])
+    pause_s = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
     dist.init_process_group("gloo")
     rank, world, per_node = dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])
     nodes = [dist.new_group(list(range(at, at + per_node))) for at in range(0, world, per_node)]
@@ -77,7 +84,7 @@ def main() -> None:
     ):
         # A lane's ranks each have their part of what the node has.
         of = size // per_node if group is lane else size
-        found[name] = [measure(group, SMALL_BYTES), measure(group, of)]
+        found[name] = [0.0 if pause_s else measure(group, SMALL_BYTES), measure(group, of)]
     if rank == 0:
         with open(path, "w") as file:
             json.dump({"size": size, "small": SMALL_BYTES, "seconds": found}, file)

@@ -13,16 +13,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import fcdp_plan
-from fcdp_lab import failure, lab, network
+from fcdp_lab import failure, lab, network, results
 from fcdp_lab.modes import Mode
 from fcdp_lab.report import Screen
-from fcdp_plan import splits
+from fcdp_plan import calibration, splits
 from fcdp_plan.failure import Error
 
 WARM_UP = (
     2  # whole steps that do not count, behind the first, which begins anywhere: they allocate, and save activations
 )
 ROOT = "(root)"
+WIRE_RATES = ("200mbit", "600mbit")  # of the links on which collectives are measured: slower than what the cores need
 KNOWN = {"bfloat16", "float16", "float32"}
 GRACE_S = 15.0
 
@@ -46,15 +47,29 @@ def _folder() -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(job: list[str], nodes: int, ranks: int, timeout_s: float, env: dict[str, str], folder: str, label: str) -> Any:
-    setup = lab.Setup(tuple(job), nodes, ranks, None, 0.0, env, "direct", sys.executable, timeout_s, GRACE_S)
+def _run(
+    job: list[str],
+    nodes: int,
+    ranks: int,
+    timeout_s: float,
+    env: dict[str, str],
+    folder: str,
+    label: str,
+    rate_bits: float | None = None,
+) -> Any:
+    setup = lab.Setup(tuple(job), nodes, ranks, rate_bits, 0.0, env, "direct", sys.executable, timeout_s, GRACE_S)
     with Screen().run(label, ended="measured") as progress:
         return lab.run_mode(setup, Mode("profile", {}), folder, progress)
 
 
-def run(job: list[str], nodes: int, ranks: int, steps: int, timeout_s: float) -> tuple[list[dict], dict | None]:
-    """What each rank reported, with the time of the lab's own probe in "away"; and the seconds of the machine's links, where
-    the job computes on CPUs."""
+Calibrated = dict[str, tuple[str, ...]]  # modes, and what the script takes for them
+
+
+def run(
+    job: list[str], nodes: int, ranks: int, steps: int, timeout_s: float, modes: Calibrated
+) -> tuple[list[dict], dict | None, dict | None]:
+    """What each rank reported, with the time of the lab's own probe in "away"; where the job computes on CPUs, the seconds
+    of the machine's links; and where modes are to be calibrated, their calibration."""
     missing = network.missing_tools()
     if missing:
         raise Error(f"cannot find {' and '.join(missing)}: install iproute2 (apt-get install iproute2)")
@@ -65,16 +80,74 @@ def run(job: list[str], nodes: int, ranks: int, steps: int, timeout_s: float) ->
                 job, nodes, ranks, timeout_s, {"PLAN_FOLDER": folder, "PLAN_STEPS": str(steps)}, f"{folder}/job", "job"
             )
             reports = _reports(folder, nodes * ranks)
-            links = None
+            links, found = None, None
             if reports[0]["device"] == "cpu":
-                script = os.path.join(os.path.dirname(fcdp_plan.__file__), "links.py")
-                words = [script, f"{folder}/links.json", str(_typical_bytes(reports[0]))]
-                _run(words, nodes, ranks, timeout_s, {}, f"{folder}/links", "links")
-                with open(f"{folder}/links.json") as file:
-                    links = json.load(file)
+                size = _typical_bytes(reports[0])
+                links = _links(size, nodes, ranks, timeout_s, folder)
+                if modes:
+                    found = {"nodes": nodes, "wire": {}, "modes": {}}
+                    for rate in WIRE_RATES:
+                        shaped = _links(size, nodes, ranks, timeout_s, folder, rate)
+                        found["wire"][rate] = wire_of(shaped, nodes, ranks, rate)
+                    for mode, words in modes.items():
+                        own = [*job, *words]
+                        found["modes"][mode] = _calibrate(own, nodes, ranks, steps, timeout_s, mode, folder)
         except lab.Stopped as stopped:
             raise Error(f"ended by {stopped}") from None
-    return reports, links
+    return reports, links, found
+
+
+def _links(size: int, nodes: int, ranks: int, timeout_s: float, folder: str, rate: str = "unlimited") -> dict:
+    """What links.py measured; on links of a rate, each collective behind a pause in which their token buckets fill."""
+    rate_bits = network.parse_rate(rate)
+    name = f"links of {rate}" if rate_bits else "links"
+    words = [os.path.join(os.path.dirname(fcdp_plan.__file__), "links.py"), f"{folder}/{name}.json", str(size)]
+    if rate_bits:
+        words.append(str(2 * 8 * network.burst_bytes(rate_bits) / rate_bits))
+    _run(words, nodes, ranks, timeout_s, {}, f"{folder}/{name}", name, rate_bits)
+    with open(f"{folder}/{name}.json") as file:
+        return json.load(file)
+
+
+def wire_of(links: dict, nodes: int, ranks: int, shaped: str) -> dict[str, float]:
+    """How long a collective over gloo holds a shaped link, in what its bytes take there: behind a queue that TCP has filled,
+    what lets the next step of a ring begin comes late."""
+    size, world, rate_bits = links["size"], nodes * ranks, network.parse_rate(shaped)
+    rate, burst = rate_bits / 8 * network.PAYLOAD, network.burst_bytes(rate_bits) * network.PAYLOAD
+    ring, lane = size * (world - 1) / world, size * (nodes - 1) / nodes
+    sent = {"gather": ring, "scatter": 2 * ring, "lane_gather": lane, "lane_reduce": 2 * lane}
+    keys = {"gather": "gather_times", "scatter": "reduce_times"}
+    return {
+        keys.get(name, f"{name}_times"): max(1.0, (links["seconds"][name][1] * rate + burst) / n)
+        for name, n in sent.items()
+    }
+
+
+def _calibrate(
+    job: list[str], nodes: int, ranks: int, steps: int, timeout_s: float, mode: str, folder: str
+) -> dict[str, float]:
+    """A mode's step, as fcdp-lab measures it, and what of it FSDP2's collectives take."""
+    own = f"{folder}/{mode}"
+    os.mkdir(own)
+    env = {"PLAN_FOLDER": own, "PLAN_STEPS": str(steps), "PLAN_MARKS": "0"} | calibration.environment(mode)
+    step_s = results.of_run(_run(job, nodes, ranks, timeout_s, env, f"{own}/job", mode), WARM_UP)["step_s"]
+    if not step_s:
+        raise Error(f"{mode}: the script made less than 2 optimizer steps")
+    return {"step_seconds": step_s} | collectives_of([report["marks"] for report in _reports(own, nodes * ranks)])
+
+
+def collectives_of(ranks: list[list[Mark]], warm_up: int = WARM_UP) -> dict[str, float]:
+    """Seconds of a step, the median of the steps behind the warm-up. Of each call the rank counts that waits least: the
+    others wait for it to come, and it computes meanwhile."""
+    steps: list[dict[str, float]] = [{"gather_seconds": 0.0, "reduce_seconds": 0.0}]
+    for calls in zip(*ranks):
+        name = calls[0][0]
+        if name == "optimizer":
+            steps.append(dict.fromkeys(steps[0], 0.0))
+        else:
+            _add(steps[-1], "gather_seconds" if "gather" in name else "reduce_seconds", min(c[3] - c[2] for c in calls))
+    counted = steps[warm_up + 1 : -1] or steps
+    return {key: statistics.median(step[key] for step in counted) for key in steps[0]}
 
 
 def _reports(folder: str, n: int) -> list[dict]:

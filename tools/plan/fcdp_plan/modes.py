@@ -50,6 +50,9 @@ SCHEDULE = {
     "flat_gather": False,
     "reduce_times": 1,
     "differences": 1,
+    "host_seconds": 0,
+    "gather_cores": 0,
+    "reduce_cores": 0,
     "jitter": 0,
     "seed": 1,
 }

@@ -6,11 +6,12 @@ import argparse
 import importlib.resources
 import json
 import os
+import shlex
 import sys
 
 from fcdp_memtrace.arguments import at_least, within
 from fcdp_memtrace.replace import replacing
-from fcdp_plan import shapes, splits
+from fcdp_plan import calibration, modes, shapes, splits
 from fcdp_plan.failure import Error
 
 ABOUT = """\
@@ -19,9 +20,10 @@ Measure a job, as a profile for compare and search.
 fcdp-plan profile [-o FILE] -- SCRIPT [ARGUMENTS] runs the script for some steps on emulated nodes of this machine (as
 fcdp-lab does), as plain FSDP2. It measures of each group: parameters, the order of uses, how long it computes, what autograd
 saves for backward; of a step, the optimizer and the rest; and on CPUs what the machine's own links and copies take.
+--calibrate measures a step of some modes as well, so that compare --on-cpus knows of each what the model does not have.
 fcdp-plan profile --trace FILE takes what a trace of a job with FCDP=1 has of this (fcdp-memtrace record).
 """
-SCHEMA = "fcdp-plan-profile/1"
+SCHEMA = "fcdp-plan-profile/2"  # 1 has no calibration
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes
 
 
@@ -81,8 +83,10 @@ def _check(path: str, value: object, of: dict, where: str) -> None:
         for key, inner in value.items():
             if key in of.get("properties", {}):
                 _check(path, inner, of["properties"][key], f"{where}.{key}")
-            elif not of.get("additionalProperties", True):
+            elif not (others := of.get("additionalProperties", True)):
                 raise Error(f"{path}: {where} has {key}, which is unknown")
+            elif isinstance(others, dict):
+                _check(path, inner, others, f"{where}.{key}")
     if kind == "array":
         assert isinstance(value, list)
         if len(value) < of.get("minItems", 0):
@@ -124,6 +128,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="optimizer steps; the first 3 do not count (default 12)",
     )
     parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="on CPUs: run FSDP2, FCDP and FCDP device as well, on links that are not shaped",
+    )
+    parser.add_argument(
+        "--mode",
+        type=mode_and_arguments,
+        action="append",
+        default=[],
+        metavar="'MODE: ARGUMENTS'",
+        help="calibrate another mode too, by what the script takes for it: 'FSDP2 hpZ: --reshard-after-forward 2'",
+    )
+    parser.add_argument(
         "--timeout", type=within(1, float("inf"), "seconds"), default=600.0, metavar="S", help="default 600"
     )
     parser.add_argument(
@@ -142,6 +159,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs="*", metavar="-- SCRIPT [ARGUMENTS]", help="what Python is to run")
 
 
+def mode_and_arguments(text: str) -> tuple[str, tuple[str, ...]]:
+    name, colon, rest = text.partition(":")
+    known = [mode for mode in modes.MODES if mode != "FCDP file"]  # which needs a folder
+    if not colon or name not in known:
+        raise argparse.ArgumentTypeError(f"write 'MODE: ARGUMENTS', with a mode of {', '.join(known)}")
+    return name, tuple(shlex.split(rest))
+
+
+def _to_calibrate(args: argparse.Namespace) -> dict[str, tuple[str, ...]]:
+    """Modes, and what the script takes for them."""
+    if not args.calibrate and not args.mode:
+        return {}
+    if args.nodes < 2:
+        raise Error("--calibrate and --mode run modes that differ between nodes: 2 nodes or more are needed")
+    return dict.fromkeys(calibration.WITHOUT_ARGUMENTS, ()) | dict(args.mode)
+
+
 def run(args: argparse.Namespace) -> int:
     from fcdp_plan import measure, traces
 
@@ -152,8 +186,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         if not args.job[0].startswith("-") and not os.path.isfile(args.job[0]):
             raise Error(f"no such script: {args.job[0]}")
-        reports, links = measure.run(args.job, args.nodes, args.ranks, args.steps, args.timeout)
+        to_calibrate = _to_calibrate(args)
+        reports, links, calibrated = measure.run(
+            args.job, args.nodes, args.ranks, args.steps, args.timeout, to_calibrate
+        )
         made = measure.profile_of(reports, links, args.ranks, args.batch)
+        if calibrated:
+            made["calibration"] = calibrated
+        elif to_calibrate:
+            made["notes"].append("jobs on CPUs alone are calibrated: no mode was")
     made = {"schema": SCHEMA} | made
     for note in made["notes"]:
         print(f"fcdp-plan profile: {note}", file=sys.stderr)

@@ -1,5 +1,6 @@
 """Lives in every rank of a job that fcdp-plan profile measures: writes when FSDP2's groups were used into
-$PLAN_FOLDER/rank<r>.json, once $PLAN_STEPS optimizer steps are made, and ends the rank.
+$PLAN_FOLDER/rank<r>.json, once $PLAN_STEPS optimizer steps are made, and ends the rank. With PLAN_MARKS=0,
+the marks are collectives alone, by their names, and optimizers, so that they cost the step next to nothing.
 
 A mark is (kind, group, begin, end, seconds of collectives in it), in seconds of time.monotonic(). Kinds:
 
@@ -47,6 +48,7 @@ class Watch:
         self.gathers: list[dict[str, int]] = []  # of each group: unshards that gathered, in forward and in backward
         self.saved: list[int] = []  # of each group: bytes that its forward left for its backward
         self.collective_s = 0.0
+        self.marks_collectives = False
         self.n_collectives = 0
         self.phase = "forward"
         self.optimizer: Any = None  # whose steps are counted: the first that steps
@@ -56,8 +58,10 @@ class Watch:
         self.forwards: tuple[Any, ...] = ()  # the hooks that count them
         self.has_reported = False
 
-    def install(self) -> None:
-        sys.meta_path.insert(0, AfterImport({GROUPS: self._watch_groups, "torch.optim.optimizer": self._watch_steps}))
+    def install(self, marks: bool) -> None:
+        groups = self._watch_groups if marks else self._watch_collectives
+        sys.meta_path.insert(0, AfterImport({GROUPS: groups, "torch.optim.optimizer": self._watch_steps}))
+        self.marks_collectives = not marks
         atexit.register(self.report)  # of a job that ends earlier
 
     # ---- FSDP2 ----
@@ -67,6 +71,9 @@ class Watch:
         for name, kind in KINDS.items():
             self._wrap_hook(cls, name, kind)
         self._wrap_unshard(cls)
+        self._watch_collectives(module)
+
+    def _watch_collectives(self, module: ModuleType) -> None:
         dist = sys.modules["torch.distributed"]
         for name in COLLECTIVES:
             if hasattr(dist, name):
@@ -123,8 +130,11 @@ class Watch:
             try:
                 return collective(*args, **kwargs)
             finally:
-                self.collective_s += time.monotonic() - began
+                ended = time.monotonic()
+                self.collective_s += ended - began
                 self.n_collectives += 1
+                if self.marks_collectives:
+                    self.marks.append((name, -1, began, ended, 0.0))
 
         setattr(dist, name, timed)
 
@@ -285,4 +295,5 @@ def state_bytes(optimizer: Any) -> dict[str, int]:
 
 def install() -> None:
     """Only this process gets the variables: its children are not ranks."""
-    Watch(os.environ.pop("PLAN_FOLDER"), int(os.environ.pop("PLAN_STEPS"))).install()
+    watch = Watch(os.environ.pop("PLAN_FOLDER"), int(os.environ.pop("PLAN_STEPS")))
+    watch.install(marks=os.environ.pop("PLAN_MARKS", "1") != "0")
