@@ -270,6 +270,11 @@ def linears_of(group: Any, counted: dict[int, dict[str, Any]]) -> list[dict[str,
     return list(found.values())
 
 
+def reduced_dtype(group: Any, parameter: Any, gathered: Any) -> Any:
+    """Of gradients. Where the policy has none, torch 2.15 reduces in the dtype of the parameter, older ones as gathered."""
+    return group._reduce_dtype or getattr(parameter, "unsharded_grad_dtype", None) or gathered
+
+
 def describe(group: Any) -> dict[str, Any]:
     """Numbers of parameters, and their bytes: as gathered, as sharded, and of gradients as reduced."""
     sums = dict.fromkeys(("trainable", "frozen", "gathered_bytes", "shard_bytes", "reduced_bytes"), 0)
@@ -279,7 +284,7 @@ def describe(group: Any) -> dict[str, Any]:
         sums["trainable" if trains else "frozen"] += n
         sums["gathered_bytes"] += n * gathered.itemsize
         sums["shard_bytes"] += n * p.orig_dtype.itemsize
-        sums["reduced_bytes"] += n * (group._reduce_dtype or gathered).itemsize if trains else 0
+        sums["reduced_bytes"] += n * reduced_dtype(group, p, gathered).itemsize if trains else 0
     dtypes = {str(p.param_dtype or p.orig_dtype).removeprefix("torch.") for p in group.fsdp_params}
     return {"name": group._module_fqn or "", "dtypes": sorted(dtypes), **sums}
 
