@@ -178,12 +178,26 @@ def show(runs):
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     print("\n".join(map(shown, rows)))
+    show_errors(rows)
     for key, what in (("error", "step times"), ("bytes_error", "bytes")):
         sizes = [abs(row[key]) for row in rows]
         print(f"{what}: median error {100 * statistics.median(sizes):.1f} %, worst {100 * max(sizes):.1f} %")
     show_order(rows)
     others = statistics.median(one["others_cpus"] or 0 for one in runs)
     print(f"other programs used {others:.1f} of {os.cpu_count()} CPUs meanwhile")
+
+
+def show_errors(rows):
+    """A line for each mode of a job: of each link, the measured step and the error of the prediction."""
+    rates = list(dict.fromkeys(row["rate"] for row in rows))
+    print("\n| job | mode | " + " | ".join(rates) + " |\n| --- | --- |" + " --- |" * len(rates))
+    cells = {
+        (row["job"], row["mode"], row["rate"]): f"{row['measured_s']:.3f} s, {100 * row['error']:+.1f} %"
+        for row in rows
+    }
+    for job, mode in dict.fromkeys((row["job"], row["mode"]) for row in rows):
+        print(f"| {job} | {mode} | " + " | ".join(cells.get((job, mode, rate), "-") for rate in rates) + " |")
+    print()
 
 
 def show_order(rows):
