@@ -135,6 +135,7 @@ SHAPE = {
 CLUSTER = {
     *("--cluster", "--nodes", "--gpus", "--link", "--latency", "--gpu-memory", "--host-memory"),
     *("--pcie", "--node-link", "--disk", "--teraflops", "--trees", "--speed"),
+    "--shaped",
 }
 SCHEDULE = {
     *("--prefetch", "--micro-batches", "--jitter", "--transport", "--no-overlap", "--differences"),
@@ -162,7 +163,8 @@ OPTIONS = {
     "fcdp-plan profile": {
         *HELP,
         *("-o", "--output", "--trace", "--dtype"),
-        *("--nodes", "--ranks", "--steps", "--timeout", "--batch"),  # tests/plan/test_profile.py
+        # tests/plan/test_profile.py
+        *("--nodes", "--ranks", "--steps", "--timeout", "--batch", "--calibrate", "--mode"),
     },
     "fcdp-plan compare": {*HELP, *CLUSTER, *SCHEDULE, "--over", "--json", "--svg", "--html"},
     "fcdp-plan search": {*HELP, *CLUSTER, *SCHEDULE, "--device-budget", "--batches", "--json", "-o", "--output"},
@@ -544,7 +546,7 @@ def plan_runs(folder, trace):
     shape = f"{GPT} --untied --sequence 256 --lora-rank 4 --recompute --scores --dtype float32"
     cluster = (
         "--cluster h100 --nodes 4 --gpus 4 --link 25gbit --latency 80us --gpu-memory 80GB --host-memory 1TB "
-        "--pcie 50gbyte --node-link 300gbyte --disk 5gbyte --teraflops 300 --trees --speed 2"
+        "--pcie 50gbyte --node-link 300gbyte --disk 5gbyte --teraflops 300 --trees --speed 2 --shaped"
     )
     schedule = "--prefetch 2 --micro-batches 2 --jitter 1 --transport gloo --no-overlap --differences 0.5 --on-cpus"
     return {
@@ -586,7 +588,7 @@ def test_the_planner_with_every_option(trace, tmp_path):
         given = {word for arguments, _ in cases for word in arguments.split()}
         elsewhere = {"--svg", "--html"}  # by a snippet of docs/plan.md
         if subcommand == "profile":  # by tests/plan/test_profile.py, of a job
-            elsewhere |= {"--nodes", "--ranks", "--steps", "--timeout", "--batch"}
+            elsewhere |= {"--nodes", "--ranks", "--steps", "--timeout", "--batch", "--calibrate", "--mode"}
         assert OPTIONS[f"fcdp-plan {subcommand}"] - HELP - elsewhere <= given, subcommand
 
 

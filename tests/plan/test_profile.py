@@ -57,6 +57,8 @@ def measured(tmp_path_factory):
     command = [sys.executable, "-m", "fcdp_plan", "profile", "-o", str(folder / "job.json"), "--nodes", "2"]
     command += [
         "--calibrate",
+        "--mode",
+        "FCDP whole: --of-the-script",
         "--ranks",
         "1",
         "--steps",
@@ -123,7 +125,7 @@ def test_a_calibrated_mode_takes_what_was_measured_of_it(measured):
     """On links that are not shaped, as the calibration's are."""
     path, _ = measured
     calibration = read(path)["calibration"]
-    assert calibration["nodes"] == 2 and {*calibration["modes"]} == {"FSDP2", "FCDP", "FCDP device"}
+    assert calibration["nodes"] == 2 and {*calibration["modes"]} == {"FSDP2", "FCDP", "FCDP device", "FCDP whole"}
     assert {*calibration["wire"]} == {"200mbit", "600mbit"}
     modes = json.loads(plan("compare", path, "--json --cluster measured --on-cpus --link unlimited"))["modes"]
     for name, of in calibration["modes"].items():
