@@ -93,14 +93,17 @@ static void bytes_say(void *arg) {
     fcdp__trace_span_bytes(w->of->spans, w->span, 1234);
 }
 
-/* The pair of the second span has been used before, and nothing says the bytes of that one. */
+/* The second span has the pair of the first, whose work says its bytes once more: they are of the first. */
 static void bytes_of_the_work(world *w) {
+    work says = {0};
     for (int round = 0; round < 2; round++) {
         uint64_t head = w->header->head;
-        work says = {.of = w, .span = fcdp__trace_span_begin(w->spans, w->stream, TRACK)};
-        if (round == 0) MUST(!fcdp__driver_host_function(w->drv, w->stream, bytes_say, &says));
+        fcdp_trace_span span = fcdp__trace_span_begin(w->spans, w->stream, TRACK);
+        if (round == 0) says = (work){w, span};
+        MUST(span.number == says.span.number);
+        MUST(!fcdp__driver_host_function(w->drv, w->stream, bytes_say, &says));
         MUST(!fcdp__driver_stream_sync(w->drv, w->stream)); /* the work may run before the span ends */
-        fcdp__trace_span_end(w->spans, says.span, w->stream, &load, 1);
+        fcdp__trace_span_end(w->spans, span, w->stream, &load, 1);
         MUST(!fcdp__driver_stream_sync(w->drv, w->stream));
         fcdp__trace_spans_poll(w->spans);
         fcdp_trace_event event = event_at(w, head);
