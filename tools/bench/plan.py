@@ -25,11 +25,8 @@ JOBS = {
     "LoRA": "--dim 252 --lora 8",
     "wide": "--layers 3 --dim 448 --batch 2 --seq 128",
 }
-RATES = {
-    "1gbit": 10,
-    "300mbit": 8,
-    "100mbit": 6,
-}  # optimizer steps of a run. A link that is not shaped is the calibration's
+# Of the links, and the optimizer steps of a run. A link that is not shaped is the calibration's.
+RATES = {"1gbit": 10, "300mbit": 8, "100mbit": 6}
 WARM_UP = 2
 # name in fcdp-plan -> what the lab calls it, its environment, and what the script takes for it
 MODES = {

@@ -326,6 +326,7 @@ static void optimize(program *p, const int *last, int n_last) {
 /* Of a use of a region: half of what its parameters are of all, since a micro-batch uses it twice. */
 static double host_work(const program *p, const plan_region *region) {
     double all = 0, uses = 2 * (double)p->schedule->micro_batches;
+    if (p->schedule->host_seconds == 0) return 0;
     for (size_t i = 0; i < p->job->n_regions; i++) all += plan_parameters(&p->job->regions[i]);
     double seconds = plan_measured(p->cluster, p->schedule->host_seconds);
     return all > 0 ? seconds / uses * plan_parameters(region) / all : 0;
