@@ -68,6 +68,7 @@ def folder(tmp_path_factory):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("FCDP", "TORCHELASTIC", "PET_"))}
     env |= {"FCDP": "1", "FCDP_LOCAL_SIZE": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     env["FCDP_CODEC"] = "delta"  # whole in the first step, as differences in the others
+    env["FCDP_SIM_PCIE"] = "0.05"  # so that the host waits for each group
     env["FCDP_SIM_TIMELINE"] = str(folder / "timeline%p.json")
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--local-addr", "127.0.0.1"]
     launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
