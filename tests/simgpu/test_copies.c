@@ -37,6 +37,28 @@ static void bytes_go_there_and_back(void **state) {
     host_destroy(back, 2 * PAGE);
 }
 
+/* Large ones are written past the caches, where their places allow it. */
+static void large_copies_of_any_length_and_place_are_whole(void **state) {
+    (void)state;
+    static const size_t lengths[] = {(32 << 10) - 1, 32 << 10, (32 << 10) + 1, (1 << 20) + 63,
+                                     (1 << 20) + 64};
+    static const size_t from[] = {0, 1, 64}, to[] = {0, 16, 48, 5};
+    struct pages pages = pages_make(3);
+    unsigned char *out = host_make(PAGE, true), *expected = host_make(PAGE, false);
+    for (size_t i = 0; i < PAGE; i++) out[i] = (unsigned char)(i * 2654435761u >> 13);
+    for (size_t c = 0; c < 5 * 3 * 4; c++) {
+        size_t bytes = lengths[c % 5], src = from[c / 5 % 3], dst = to[c / 15];
+        memset(expected, 0xEE, PAGE);
+        memcpy(expected + dst, out + src, bytes);
+        OK(cuMemsetD8Async(pages.at, 0xEE, PAGE, NULL));
+        OK(cuMemcpyHtoDAsync_v2(pages.at + dst, out + src, bytes, NULL));
+        OK(cuStreamSynchronize(NULL));
+        assert_memory_equal(bytes_at(pages.at), expected, PAGE);
+    }
+    host_destroy(out, PAGE);
+    host_destroy(expected, PAGE);
+}
+
 static CUDA_MEMCPY2D rows_of(CUdeviceptr dst, size_t dst_pitch, CUdeviceptr src, size_t src_pitch) {
     return (CUDA_MEMCPY2D){.srcMemoryType = CU_MEMORYTYPE_DEVICE,
                            .srcDevice = src,
@@ -272,6 +294,7 @@ static void unregistering_waits_for_the_copies_that_use_the_memory(void **state)
 int main(void) {
     const struct CMUnitTest tests[] = {
         test(bytes_go_there_and_back),
+        test(large_copies_of_any_length_and_place_are_whole),
         test(rows_go_to_rows),
         test(registered_memory_is_copied_asynchronously),
         test(unregistered_memory_makes_the_call_wait),
