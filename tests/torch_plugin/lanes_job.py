@@ -30,7 +30,7 @@ def watch(method):
 
 def main():
     compat.prepare()
-    for method in ("all_gather", "max_"):
+    for method in ("all_gather", "all_gather_in_place", "max_"):
         watch(method)
     dist.init_process_group("gloo")
     torch.manual_seed(1234)

@@ -159,6 +159,14 @@ class Lane:
         """`mine` of every member, in their order, in `out`; the work, to be waited for."""
         return self.backend._allgather_base(out, mine)
 
+    def all_gather_in_place(self, out: torch.Tensor) -> list[Any]:
+        """As all_gather, where this member's part lies in `out` already; the works. gloo's own all-gather takes another
+        buffer of this size and copies from it."""
+        parts, n = out.chunk(self.size), self.size
+        before = [(self.place - i) % n for i in range(1, n)]
+        works = [self.backend.recv([parts[i]], i, 0) for i in before]
+        return works + [self.backend.send([parts[self.place]], i, 0) for i in reversed(before)]
+
     def max_(self, tensor: torch.Tensor) -> None:
         options = distributed_c10d.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX
@@ -394,20 +402,20 @@ class Shards:
 
 class Transport:
     """The core's all-gathers of host memory, in place over `members * length` bytes at `address`; called on
-    threads of the core's streams, `begin` by one at a time. A lane carries out what has begun one by one, so
-    that what is needed first comes first."""
+    threads of the core's streams, `begin` by one at a time. What has begun first crosses first between two members."""
 
     def __init__(self, lanes: dict[int, Lane]):
         self.lanes = lanes
 
-    def begin(self, key: int, address: int, length: int) -> tuple[Any, int, torch.Tensor]:
+    def begin(self, key: int, address: int, length: int) -> tuple[list[Any], int, torch.Tensor]:
         lane = self.lanes[key]
         out = torch.from_dlpack(_fcdp.dlpack(address, lane.size * length, 1, 8, 1, 0, None))
         number = lane.roll.enter()
         with lane.roll.explains(number):
-            return lane.all_gather(out, out.narrow(0, lane.place * length, length)), number, out
+            return lane.all_gather_in_place(out), number, out
 
-    def finish(self, key: int, begun: tuple[Any, int, torch.Tensor]) -> None:
-        work, number, _ = begun
+    def finish(self, key: int, begun: tuple[list[Any], int, torch.Tensor]) -> None:
+        works, number, _ = begun
         with self.lanes[key].roll.explains(number):
-            work.wait()
+            for work in works:
+                work.wait()
