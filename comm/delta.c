@@ -190,15 +190,16 @@ static uint64_t core_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Each byte of a shard is encoded once, and decoded by each of the others, by a core that would compute: so
- * that time counts twice. Until a gather has measured it, differences are tried. */
+/* Each byte of a shard is encoded once, and decoded by each of the others, by a core that would compute, and
+ * others wait for it: so that time counts three times. Where all cores compute, the link's time by the clock
+ * may be twice what it is. Until a gather has measured it, differences are tried. */
 static int64_t gain_ns(const delta *d) {
     const fcdp_delta_rates *r = &d->comm->delta_rates;
     double others = d->n - 1, bytes = (double)d->bytes;
     if (d->state->wire >= 1) return -1;
     if (!(r->link_ns > 0 && r->decode_ns > 0 && d->state->wire > 0)) return 1;
     double spared_ns = others * bytes * r->link_ns * (1 - d->state->wire);
-    return (int64_t)(spared_ns - 2 * (bytes * r->encode_ns + others * bytes * r->decode_ns) - r->latency_ns);
+    return (int64_t)(spared_ns - 3 * (bytes * r->encode_ns + others * bytes * r->decode_ns) - r->latency_ns);
 }
 
 /* The same on all members: each has all heads. After a rest they are tried anew, and measured. */
