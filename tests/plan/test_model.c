@@ -12,6 +12,7 @@
 
 #include <math.h>
 
+#include "comm/ballot.h"
 #include "tools/plan/moves.h"
 #include "tools/plan/shape.h"
 #include "tools/plan/simulate.h"
@@ -356,6 +357,38 @@ static void what_a_token_bucket_holds_passes_at_once(void **state) {
     assert_near(step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, on_cpus).seconds, N * (0.03 + 5 * ring));
 }
 
+/* By hand, of parts of 2 MB: packets of 64,000 bytes carry half of one in 16, and a whole one in 32. */
+static void a_message_has_headers_and_notices(void **state) {
+    (void)state;
+    plan_region regions[N];
+    plan_job job;
+    plan_cluster c = a_cluster();
+    plan_schedule gloo = {.prefetch = 1, .host_computes = true, .reduce_times = 2};
+    fill_job(&job, regions, 0);
+    c.node_rate = c.pcie_rate = 0;
+    plan_step plain = step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, gloo);
+    plan_step hsdp = step_of(&job, &c, PLAN_HSDP, PLAN_GATHERED, gloo);
+    plan_step fcdp = step_of(&job, &c, PLAN_FCDP, PLAN_BY_SLICE, gloo);
+    c.message_bytes = 300;
+    c.packet_bytes = 100;
+    c.packet_payload = 64000;
+    double half = 300 + 16 * 100, part = 300 + 32 * 100, ballots = 2 * (FCDP_BALLOT_FRAME_BYTES + 300 + 100);
+    plan_step step = step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, gloo);
+    assert_near(step.forward_inter - plain.forward_inter, N * 31 * 2 * half);
+    assert_near(step.reduce_inter - plain.reduce_inter, N * 2 * 31 * 2 * half);
+    assert_near(step.backward_inter - plain.backward_inter, N * 3 * 31 * 2 * half);
+    assert_near(step.seconds - plain.seconds, N * 4 * 31 * 2 * 300 / c.inter_rate);
+    step = step_of(&job, &c, PLAN_HSDP, PLAN_GATHERED, gloo); /* 8 lanes, each 3 steps twice */
+    assert_near(step.forward_inter, hsdp.forward_inter);
+    assert_near(step.reduce_inter - hsdp.reduce_inter, N * 8 * 6 * 2 * half);
+    step = step_of(&job, &c, PLAN_FCDP, PLAN_BY_SLICE, gloo);
+    assert_near(step.forward_inter - fcdp.forward_inter, N * 8 * 3 * part + ballots);
+    assert_near(step.backward_inter - fcdp.backward_inter, N * 2 * 31 * 2 * half + ballots);
+    for (int i = 0; i < N; i++) regions[i].trainable /= 1000; /* 2 KB: two messages all the same */
+    fcdp = step_of(&job, &c, PLAN_FCDP, PLAN_GATHERED, gloo);
+    assert_near(fcdp.reduce_inter, N * 2 * 31 * (2000 + 2 * (300 + 100)));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_between_nodes_are_the_papers),
@@ -369,6 +402,7 @@ int main(void) {
         cmocka_unit_test(on_cpus_only_fcdps_gathers_run_beside_compute),
         cmocka_unit_test(on_cpus_the_cores_work_while_a_slow_link_carries),
         cmocka_unit_test(what_a_token_bucket_holds_passes_at_once),
+        cmocka_unit_test(a_message_has_headers_and_notices),
         cmocka_unit_test(many_steps_take_seconds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -321,6 +321,9 @@ def test_links_of_the_lab_pass_what_their_buckets_hold(tmp_path):
     plain, shaped = (json.loads(plan("compare", path, own, option)) for option in ("", "--shaped"))
     assert shaped["cluster"]["burst_bytes"] == 256 * 1024 and shaped["cluster"]["gather_times"] == pytest.approx(1.5)
     assert plain["cluster"]["burst_bytes"] == 0 and "gather_times" not in plain["cluster"]
+    assert shaped["cluster"]["message_bytes"] == 276 and "message_bytes" not in plain["cluster"]
+    sent = [one["modes"]["FSDP2"]["step"]["forward_inter"] for one in (plain, shaped)]
+    assert sent[0] < sent[1]
     assert shaped["cluster"]["inter_rate"] == pytest.approx(100e6 / 8 * 1448 / 1514)
     at = [
         json.loads(plan("compare", path, f"--json --shaped --link {rate}"))["cluster"] for rate in ("1mbit", "10gbit")

@@ -26,6 +26,7 @@
 typedef enum stream { COMPUTE, INTER, NODE, TO_DEVICE, TO_HOST, DISK, REDUCE, N_STREAMS } stream;
 
 enum { MAX_NEEDS = 4, NONE = -1 };
+enum { FRAME_BYTES = 1024 }; /* of an agreement's message, as in the engine */
 
 /* Its legs are carried by their links side by side, each in its turn there; then it takes `seconds` more. */
 typedef struct operation {
@@ -86,10 +87,33 @@ static bool is_empty(const plan_bytes *b) {
     return b->inter + b->node + b->to_device + b->to_host + b->file <= 0;
 }
 
+static bool is_in_lanes(const program *p, const plan_bytes *b) {
+    return b->inter_hops < plan_n_gpus(p->cluster) - 1;
+}
+
+/* Messages in which a node sends them over gloo. Each step of a ring moves one rank's part: an all-gather's in
+ * two, and a reduction's, which is an all-reduce, in two or more of at most 1 MiB. FCDP sends parts whole. */
+static double n_messages(const program *p, phase in, const plan_bytes *b) {
+    if (b->inter <= 0 || b->inter_hops <= 0) return 0;
+    bool in_lanes = is_in_lanes(p, b);
+    double steps = b->inter_hops * (in_lanes ? p->cluster->gpus_per_node : 1);
+    if (in != REDUCTION) return steps * (p->mode == PLAN_FCDP ? 1 : 2);
+    if (!in_lanes) steps *= p->schedule->reduce_times;
+    return steps * fmax(2, ceil(b->inter / steps / (1 << 20)));
+}
+
+/* What a node sends for them beside, as the kernel counts it. */
+static double message_headers(const program *p, double messages, double bytes) {
+    const plan_cluster *c = p->cluster;
+    if (messages <= 0 || c->packet_payload <= 0) return 0;
+    double packets = messages * ceil(bytes / messages / c->packet_payload);
+    return messages * c->message_bytes + packets * c->packet_bytes;
+}
+
 /* So many times as long as its bytes take, a collective holds the link between the nodes. */
 static double wire_times(const program *p, phase in, const plan_bytes *b) {
     const plan_cluster *c = p->cluster;
-    bool reduces = in == REDUCTION, in_lanes = b->inter_hops < plan_n_gpus(c) - 1;
+    bool reduces = in == REDUCTION, in_lanes = is_in_lanes(p, b);
     double times = reduces ? (in_lanes ? c->lane_reduce_times : c->reduce_times)
                            : (in_lanes ? c->lane_gather_times : c->gather_times);
     return times > 0 ? times : 1;
@@ -112,7 +136,10 @@ static int add_move(program *p, stream on, phase in, const plan_bytes *b, const 
     const plan_cluster *c = p->cluster;
     double pcie = plan_copy_rate(c);
     double node = in == REDUCTION && c->reduce_rate > 0 ? c->reduce_rate : c->node_rate;
-    double bytes[PLAN_N_LINKS] = {b->inter, b->node, b->to_device, b->to_host, b->file};
+    double messages = n_messages(p, in, b);
+    double sent = b->inter + message_headers(p, messages, b->inter);
+    double announced = messages * c->message_bytes; /* the link's rate has the packets' headers */
+    double bytes[PLAN_N_LINKS] = {b->inter + announced, b->node, b->to_device, b->to_host, b->file};
     double rates[PLAN_N_LINKS] = {c->inter_rate, node, pcie, pcie, c->file_rate};
     operation made = {.seconds = b->inter > 0 ? b->inter_hops * c->inter_latency_s
                                               : b->node_hops * c->node_latency_s};
@@ -122,8 +149,8 @@ static int add_move(program *p, stream on, phase in, const plan_bytes *b, const 
         p->sums.busy_seconds[link] += fmax(0, made.legs[link]);
     }
     if (p->schedule->host_computes) hold_cores(p, in, &made);
-    *(in == FORWARD ? &p->sums.forward_inter : &p->sums.backward_inter) += b->inter;
-    if (in == REDUCTION) p->sums.reduce_inter += b->inter;
+    *(in == FORWARD ? &p->sums.forward_inter : &p->sums.backward_inter) += sent;
+    if (in == REDUCTION) p->sums.reduce_inter += sent;
     p->sums.to_device += b->to_device;
     p->sums.to_host += b->to_host;
     p->sums.file += b->file;
@@ -298,6 +325,11 @@ static void agree(program *p, phase in) {
     double seconds = rounds * p->cluster->inter_latency_s;
     double shards = all * p->job->shard_bytes / plan_n_gpus(p->cluster);
     if (in == BACKWARD) seconds += plan_seconds(shards, p->cluster->memory_rate);
+    if (p->cluster->packet_payload > 0) {
+        double frames = rounds * FRAME_BYTES;
+        *(in == FORWARD ? &p->sums.forward_inter
+                        : &p->sums.backward_inter) += frames + message_headers(p, rounds, frames);
+    }
     p->agreed = add_compute(p, seconds, NULL, 0, false);
     p->sums.agreement_seconds += seconds;
 }

@@ -26,6 +26,15 @@ TIMES = {"gather_times", "reduce_times", "lane_gather_times", "lane_reduce_times
 LATENCIES = {"node_latency": "node_latency_s", "latency": "inter_latency_s"}
 OTHERS = {"gpus_per_node", "teraflops", "link", "links", "mtu", "payload", "trees", "wire"}
 MEASURED = "measured"  # the name of the machine that a profile was measured on
+# Of a message of gloo's, what the kernel counts beside it: a preamble, and two notices of as many bytes, that sender and
+# receiver are ready; of each packet its headers, and an acknowledgement's. (Notices are acknowledged by what follows them.)
+# TCP hands down packets of at most 45 segments, and a virtual link's counters have the headers of each once.
+PREAMBLE, HEADERS, LARGEST = 48, 14 + 52, 45 * 1448
+MESSAGES = {
+    "message_bytes": 3 * PREAMBLE + 2 * HEADERS,
+    "packet_bytes": 2 * HEADERS,
+    "packet_payload": LARGEST,
+}
 # TCP over Ethernet, of a frame: headers of IP and TCP inside the MTU; preamble, header, checksum and gap outside it.
 INSIDE, OUTSIDE = 40, 38
 
@@ -158,6 +167,7 @@ def numbers(description: dict, nodes: int) -> dict[str, float]:
         fields["flops"] = _number(description, "teraflops") * 1e12
         fields["speed"] = _number({"speed": 1} | description, "speed")
         fields |= {key: _number(description["wire"], key) for key in TIMES & description["wire"].keys()}
+        fields |= {key: _number(description, key) for key in MESSAGES.keys() & description.keys()}
         fields["inter_rate"] = link_rate(description, str(description["link"]))
     except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
         raise Error(f"the cluster's description: {error}") from None
@@ -227,7 +237,8 @@ def shaped(link: str, job: dict | None) -> dict:
     except ValueError:
         raise Error(f"--shaped: {link!r} is no rate of fcdp-lab") from None
     wire = (job or {}).get("calibration", {}).get("wire", {})
-    return {"burst": burst_bytes(bits), "payload": PAYLOAD, "wire": _wire_at(bits, wire)} if bits else {}
+    own = {"burst": burst_bytes(bits), "payload": PAYLOAD, "wire": _wire_at(bits, wire)} if bits else {}
+    return own | MESSAGES
 
 
 def _wire_at(bits: float, wire: dict[str, dict]) -> dict[str, float]:
