@@ -354,6 +354,29 @@ def test_of_a_collective_the_rank_counts_that_came_last():
     assert found == {"gather_seconds": 0.25, "reduce_seconds": 3.25 - 1 - 1 / 8}
 
 
+def test_modes_are_calibrated_by_turns(monkeypatch):
+    """The machine is slow in the second turn: the medians do not have it, and no mode alone does."""
+    ran = []
+
+    def calibrated(job, nodes, ranks, steps, timeout_s, mode, folder):
+        ran.append((mode, job[-1], folder))
+        turn = (len(ran) - 1) // 2
+        return {"step_seconds": (1.0, 7.0, 2.0)[turn], "gather_seconds": (0.3, 0.2, 0.1)[turn]}
+
+    monkeypatch.setattr(measure.network, "missing_tools", list)
+    monkeypatch.setattr(measure.lab, "stop_on_signals", lambda: None)
+    monkeypatch.setattr(measure, "_run", lambda *words: None)
+    monkeypatch.setattr(measure, "_reports", lambda folder, n: [{"device": "cpu", "groups": []}] * n)
+    monkeypatch.setattr(measure, "_links", lambda *words: len(ran))
+    monkeypatch.setattr(measure, "wire_of", lambda links, nodes, ranks, rate: {"gather_times": 1 + links % 4})
+    monkeypatch.setattr(measure, "_calibrate", calibrated)
+    _, _, found = measure.run(["train.py"], 2, 2, 5, 60.0, {"FSDP2": (), "HSDP": ("--hsdp",)})
+    assert [(mode, word) for mode, word, _ in ran] == [("FSDP2", "train.py"), ("HSDP", "--hsdp")] * 3
+    assert len({folder for _, _, folder in ran}) == 3
+    assert found["modes"]["HSDP"] == {"step_seconds": 2.0, "gather_seconds": 0.2} == found["modes"]["FSDP2"]
+    assert found["wire"]["200mbit"] == {"gather_times": 1} and found["nodes"] == 2
+
+
 def test_a_collective_that_takes_what_its_bytes_need_holds_the_link_once():
     from fcdp_lab import network
 

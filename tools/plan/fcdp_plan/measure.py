@@ -26,6 +26,8 @@ ROOT = "(root)"
 WIRE_RATES = ("200mbit", "600mbit")  # of the links on which collectives are measured: slower than what the cores need
 KNOWN = {"bfloat16", "float16", "float32"}
 GRACE_S = 15.0
+# A mode's step varies more from run to run than within one: what is calibrated is run so often, the modes by turns.
+TURNS = 3
 
 Mark = tuple[str, int, float, float, float]  # as watch.py has them
 
@@ -85,16 +87,37 @@ def run(
                 size = _typical_bytes(reports[0])
                 links = _links(size, nodes, ranks, timeout_s, folder)
                 if modes:
-                    found = {"nodes": nodes, "wire": {}, "modes": {}}
-                    for rate in WIRE_RATES:
-                        shaped = _links(size, nodes, ranks, timeout_s, folder, rate)
-                        found["wire"][rate] = wire_of(shaped, nodes, ranks, rate)
-                    for mode, words in modes.items():
-                        own = [*job, *words]
-                        found["modes"][mode] = _calibrate(own, nodes, ranks, steps, timeout_s, mode, folder)
+                    turns = []
+                    for turn in range(TURNS):
+                        os.mkdir(own := f"{folder}/turn{turn}")
+                        turns.append(_turn(job, nodes, ranks, steps, timeout_s, modes, size, own))
+                    found = {"nodes": nodes} | medians_of(turns)
         except lab.Stopped as stopped:
             raise Error(f"ended by {stopped}") from None
     return reports, links, found
+
+
+def _turn(
+    job: list[str], nodes: int, ranks: int, steps: int, timeout_s: float, modes: Calibrated, size: int, folder: str
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Each run that calibrates, once."""
+    wire = {
+        rate: wire_of(_links(size, nodes, ranks, timeout_s, folder, rate), nodes, ranks, rate) for rate in WIRE_RATES
+    }
+    steps_of_modes = {
+        mode: _calibrate([*job, *words], nodes, ranks, steps, timeout_s, mode, folder) for mode, words in modes.items()
+    }
+    return {"wire": wire, "modes": steps_of_modes}
+
+
+def medians_of(turns: list[dict[str, dict[str, dict[str, float]]]]) -> dict[str, dict[str, dict[str, float]]]:
+    return {
+        part: {
+            name: {key: statistics.median(turn[part][name][key] for turn in turns) for key in values}
+            for name, values in named.items()
+        }
+        for part, named in turns[0].items()
+    }
 
 
 def _links(size: int, nodes: int, ranks: int, timeout_s: float, folder: str, rate: str = "unlimited") -> dict:
