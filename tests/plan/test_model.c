@@ -389,6 +389,48 @@ static void a_message_has_headers_and_notices(void **state) {
     assert_near(fcdp.reduce_inter, N * 2 * 31 * (2000 + 2 * (300 + 100)));
 }
 
+/* Adapters of 1 MiB, of which a lane stages 128 KiB: 8, 8 and 4 of 20 cross together, by hand. The first 8
+ * hold up the first compute, where one by itself would. All are restored from host memory, kept ones too. */
+static void small_regions_cross_together(void **state) {
+    (void)state;
+    plan_region regions[N];
+    plan_job job;
+    plan_cluster c = a_cluster();
+    plan_schedule together = {.prefetch = 1, .coalesce_bytes = 1 << 20};
+    double small = 1 << 20, gather = small * 3 / 4 / c.inter_rate, slice = small / 8;
+    fill_job(&job, regions, 1);
+    c.node_rate = c.pcie_rate = 0;
+    for (int i = 0; i < N; i++) {
+        regions[i].trainable = small / 2;
+        regions[i].frozen -= regions[i].trainable;
+    }
+    plan_step apart = step_of(&job, &c, PLAN_FCDP, PLAN_BY_SLICE, ahead);
+    plan_step step = step_of(&job, &c, PLAN_FCDP, PLAN_BY_SLICE, together);
+    assert_near(step.seconds - apart.seconds, 7 * gather);
+    assert_near(step.forward_inter, apart.forward_inter);
+    assert_near(step.to_host, apart.to_host);
+    assert_near(step.to_device, apart.to_device + N * slice);
+    step = step_of(&job, &c, PLAN_FCDP, PLAN_ON_DEVICE, together);
+    assert_near(step.to_device, N * slice);
+    assert_near(step.to_host, N * slice);
+    together.micro_batches = 2; /* in the second one all is fresh */
+    assert_near(step_of(&job, &c, PLAN_FCDP, PLAN_ON_DEVICE, together).to_device, N * slice);
+    /* Each lane's message of a chunk has one announcement; a part by itself has its own. */
+    c.message_bytes = 1000;
+    c.packet_payload = 1e9;
+    step = step_of(&job, &c, PLAN_FCDP, PLAN_BY_SLICE, together);
+    double ballots = 2 * 2 * (FCDP_BALLOT_FRAME_BYTES + 1000);
+    assert_near(step.forward_inter - apart.forward_inter, 3 * 3 * 8 * 1000 + ballots);
+    /* Larger ones, and a single one, cross by themselves. */
+    for (int i = 1; i < N; i++) regions[i].trainable = small;
+    c.packet_payload = c.message_bytes = 0;
+    together.micro_batches = 1;
+    apart = step_of(&job, &c, PLAN_FCDP, PLAN_BY_SLICE, ahead);
+    step = step_of(&job, &c, PLAN_FCDP, PLAN_BY_SLICE, together);
+    assert_near(step.seconds, apart.seconds);
+    assert_near(step.to_device, apart.to_device);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_between_nodes_are_the_papers),
@@ -403,6 +445,7 @@ int main(void) {
         cmocka_unit_test(on_cpus_the_cores_work_while_a_slow_link_carries),
         cmocka_unit_test(what_a_token_bucket_holds_passes_at_once),
         cmocka_unit_test(a_message_has_headers_and_notices),
+        cmocka_unit_test(small_regions_cross_together),
         cmocka_unit_test(many_steps_take_seconds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

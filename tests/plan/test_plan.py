@@ -232,6 +232,18 @@ def test_bytes_are_what_the_lab_counted(tmp_path):
         assert sent == pytest.approx(float(counted[row]), rel=0.01), row
 
 
+def test_adapters_cross_together(gpt, tmp_path):
+    """They come back from host memory, where regions are kept too; larger ones stay on the device."""
+    job = json.loads(gpt.read_text())
+    del job["shape"]
+    path = tmp_path / "adapters.json"
+    for small, restored in ((1e5, True), (1e6, False)):
+        regions = [r | {"trainable": small, "frozen": r["trainable"] + r["frozen"]} for r in job["regions"]]
+        path.write_text(json.dumps(job | {"regions": regions}))
+        step = compared(path, "--link 10gbit")["modes"]["FCDP device"]["step"]
+        assert (step["to_device"] > 0) == restored
+
+
 def test_a_profile_without_a_shape_is_scaled(gpt, tmp_path):
     bare = json.loads(gpt.read_text())
     del bare["shape"]

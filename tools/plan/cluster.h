@@ -22,8 +22,8 @@ typedef struct plan_cluster {
     /* A collective over gloo holds a node's link so many times as long as its bytes take: a ring of all
      * ranks, and rings of those with the same local index. Measured; 0: once. */
     double gather_times, reduce_times, lane_gather_times, lane_reduce_times;
-    /* What a node sends beside the bytes of collectives, over gloo and TCP: of each message what announces it,
-     * of each packet headers and an acknowledgement; and a packet's largest payload. 0: not counted. */
+    /* What a node sends beside the bytes of collectives, over gloo and TCP: of each message what announces
+     * it, of each packet headers and an acknowledgement; and a packet's largest payload. 0: not counted. */
     double message_bytes, packet_bytes, packet_payload;
     double file_rate;   /* of a node's disk; 0: there is none */
     double cpu_rate;    /* bytes of optimizer state per second and node, on CPUs */

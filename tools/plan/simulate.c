@@ -26,7 +26,9 @@
 typedef enum stream { COMPUTE, INTER, NODE, TO_DEVICE, TO_HOST, DISK, REDUCE, N_STREAMS } stream;
 
 enum { MAX_NEEDS = 4, NONE = -1 };
-enum { FRAME_BYTES = 1024 }; /* of an agreement's message, as in the engine */
+/* As in the engine: an agreement's message; the least half of a staging buffer, and how many of its halves
+ * small regions fill (comm/coalesce.c). */
+enum { FRAME_BYTES = 1024, MIN_CHUNK_BYTES = 1 << 20, MAX_CHUNKS = 8 };
 
 /* Its legs are carried by their links side by side, each in its turn there; then it takes `seconds` more. */
 typedef struct operation {
@@ -50,6 +52,7 @@ typedef struct program {
     int n, capacity;
     int *computes; /* of this step, in order: the last reader of each slot */
     int n_computes;
+    int *stored; /* of each region, what brought it to host memory together with others; NONE */
     int agreed;  /* the last agreement: no gather begins before it */
     int held;    /* what the next compute waits for, beside its region; NONE */
     bool failed; /* no memory, or no plan */
@@ -91,8 +94,9 @@ static bool is_in_lanes(const program *p, const plan_bytes *b) {
     return b->inter_hops < plan_n_gpus(p->cluster) - 1;
 }
 
-/* Messages in which a node sends them over gloo. Each step of a ring moves one rank's part: an all-gather's in
- * two, and a reduction's, which is an all-reduce, in two or more of at most 1 MiB. FCDP sends parts whole. */
+/* Messages in which a node sends them over gloo. Each step of a ring moves one rank's part: an all-gather's
+ * in two, and a reduction's, which is an all-reduce, in two or more of at most 1 MiB. FCDP sends parts whole.
+ */
 static double n_messages(const program *p, phase in, const plan_bytes *b) {
     if (b->inter <= 0 || b->inter_hops <= 0) return 0;
     bool in_lanes = is_in_lanes(p, b);
@@ -219,15 +223,77 @@ static bool moves_make(const program *p, const plan_region *region, plan_tier ti
     return true;
 }
 
+/* What is restored of a region once the stale part lies in host memory: that alone, if the rest is kept. And
+ * what brought it there. */
+static bool moves_together(const program *p, size_t i, plan_engine_moves *moves) {
+    const plan_region *region = &p->job->regions[i];
+    bool keeps = p->tiers[i] == PLAN_ON_DEVICE, meet = p->schedule->host_computes;
+    plan_tier tier = keeps ? PLAN_BY_SLICE : (plan_tier)p->tiers[i];
+    plan_engine_moves gathered;
+    if (meet && tier == PLAN_BY_SLICE) tier = PLAN_WHOLE;
+    if (!plan_engine_moves_make(p->cluster, p->job, region, tier, false, true, &gathered) ||
+        !plan_engine_moves_make(p->cluster, p->job, region, tier, keeps, false, moves))
+        return false;
+    *moves = (plan_engine_moves){
+        .gather = gathered.gather, .store = gathered.store, .restore = moves->restore};
+    return true;
+}
+
+/* Of a lane, in the staging buffer. */
+static double staged_bytes(const program *p, size_t i) {
+    double bytes = p->job->regions[i].trainable * p->job->parameter_bytes;
+    bool is_small = p->tiers[i] != PLAN_GATHERED && bytes <= p->schedule->coalesce_bytes;
+    return is_small ? bytes / p->cluster->gpus_per_node : 0;
+}
+
+/* Small stale regions, right behind an agreement: in chunks of half a staging buffer (comm/coalesce.c), each
+ * one gather, which goes on to host memory. */
+static void gather_together(program *p) {
+    size_t n = p->job->n_regions, n_small = 0;
+    double total = 0, largest = 0;
+    for (size_t i = 0; i < n; i++) {
+        double bytes = p->mode == PLAN_FCDP ? staged_bytes(p, i) : 0;
+        p->stored[i] = NONE;
+        if (bytes <= 0) continue;
+        n_small++;
+        total += bytes;
+        largest = fmax(largest, bytes);
+    }
+    double half = fmax(MIN_CHUNK_BYTES, total / MAX_CHUNKS + largest);
+    for (size_t first = 0, i = 0; n_small > 1 && i < n && !p->failed; first = i) {
+        plan_bytes gather = {0}, copy = {0};
+        for (double chunk = 0; i < n; i++) {
+            plan_engine_moves moves;
+            double bytes = staged_bytes(p, i);
+            if (bytes <= 0) continue;
+            if (chunk > 0 && chunk + bytes > half) break;
+            if (!moves_together(p, i, &moves)) p->failed = true;
+            if (p->failed) return;
+            chunk += bytes;
+            gather.inter += moves.gather.inter * p->schedule->differences;
+            gather.inter_hops = moves.gather.inter_hops;
+            copy.to_host += moves.store.to_host;
+        }
+        int crossed = add_move(p, INTER, FORWARD, &gather, &p->agreed, 1);
+        int stored = add_move(p, copies(p, TO_HOST), FORWARD, &copy, &crossed, 1);
+        for (size_t k = first; k < i; k++)
+            if (staged_bytes(p, k) > 0) p->stored[k] = stored == NONE ? crossed : stored;
+    }
+}
+
 /* Restore what is fresh, gather what is stale, store what was gathered. */
 static void unshard_cached(program *p, size_t i, phase in, bool first_use, int needs[3]) {
     const plan_region *region = &p->job->regions[i];
     bool stale = in == FORWARD && first_use; /* frozen parameters were gathered before this step */
     plan_engine_moves moves;
-    if (!moves_make(p, region, (plan_tier)p->tiers[i], stale, &moves)) {
+    int stored_before = stale ? p->stored[i] : NONE;
+    bool together = stored_before != NONE;
+    if (!(together ? moves_together(p, i, &moves)
+                   : moves_make(p, region, (plan_tier)p->tiers[i], stale, &moves))) {
         p->failed = true;
         return;
     }
+    if (together) moves.gather = moves.store = (plan_bytes){0};
     if (p->schedule->flat_gather && moves.gather.inter > 0) {
         plan_bytes flat = plan_flat_ring(p->cluster, moves.gather.inter * p->cluster->n_nodes /
                                                          (p->cluster->n_nodes - 1));
@@ -241,7 +307,7 @@ static void unshard_cached(program *p, size_t i, phase in, bool first_use, int n
         fetched = add_move(p, DISK, in, &file, &slot, 1);
     }
     plan_bytes load = {.to_device = moves.restore.to_device};
-    restored = add_move(p, copies(p, TO_DEVICE), in, &load, (int[]){slot, fetched}, 2);
+    restored = add_move(p, copies(p, TO_DEVICE), in, &load, (int[]){slot, fetched, stored_before}, 3);
     plan_bytes slices = {.node = moves.restore.node, .node_hops = moves.restore.node_hops};
     int whole = add_move(p, NODE, in, &slices, &restored, 1);
     if (whole == NONE) whole = restored;
@@ -377,6 +443,7 @@ static void build(program *p) {
     p->agreed = p->held = NONE;
     for (uint32_t m = 0; m < p->schedule->micro_batches; m++) {
         agree(p, FORWARD);
+        if (m == 0) gather_together(p);
         for (size_t i = 0; i < n; i++) {
             unshard(p, i, FORWARD, m == 0, needs);
             compute(p, &p->job->regions[i], plan_forward_seconds(&p->job->regions[i], p->cluster), needs);
@@ -545,7 +612,8 @@ bool plan_simulate(const plan_job *job, const plan_cluster *cluster, plan_mode m
     int *room = NULL;
     uint64_t state = schedule->seed;
     p.computes = calloc(schedule->micro_batches * 2 * job->n_regions + 1, sizeof *p.computes);
-    p.failed = !p.computes;
+    p.stored = malloc((job->n_regions + 1) * sizeof *p.stored);
+    p.failed = !p.computes || !p.stored;
     if (!p.failed) build(&p);
     if (!p.failed) {
         ends = malloc((size_t)p.n * sizeof *ends);
@@ -565,6 +633,7 @@ bool plan_simulate(const plan_job *job, const plan_cluster *cluster, plan_mode m
     }
     free(p.operations);
     free(p.computes);
+    free(p.stored);
     free(ends);
     free(room);
     return is_good;

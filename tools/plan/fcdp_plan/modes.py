@@ -41,6 +41,7 @@ TIERS = {
 }
 # A reduce-scatter's bytes, in those of a ring: gloo sends twice as many.
 REDUCE_TIMES = {"nccl": 1, "gloo": 2}
+COALESCE_BYTES = 1 << 20  # FCDP_COALESCE's default
 SCHEDULE = {
     "prefetch": 1,
     "n_steps": 1,
@@ -50,6 +51,7 @@ SCHEDULE = {
     "flat_gather": False,
     "reduce_times": 1,
     "differences": 1,
+    "coalesce_bytes": 0,
     "host_seconds": 0,
     "gather_cores": 0,
     "reduce_cores": 0,
@@ -97,6 +99,7 @@ def schedule_of(args: argparse.Namespace, job: dict) -> dict:
     given = {"prefetch": args.prefetch, "micro_batches": args.micro_batches or job.get("micro_batches", 1)}
     given |= {
         "differences": args.differences,
+        "coalesce_bytes": COALESCE_BYTES,
         "reduce_times": REDUCE_TIMES["gloo" if args.on_cpus else args.transport],
         "no_overlap": args.no_overlap,
         "host_computes": args.on_cpus,
