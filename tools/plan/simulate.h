@@ -31,9 +31,9 @@ typedef struct plan_schedule {
     bool flat_gather;       /* FCDP's gather in one ring of all ranks, as the paper has it */
     double reduce_times;    /* a reduce-scatter's bytes, in those of a ring: 1; gloo's: 2 */
     double differences;     /* FCDP's gathers send this share of what has changed: 1; less: FCDP_CODEC */
-    double
-        coalesce_bytes;  /* FCDP_COALESCE: regions of which at most so much is stale cross the nodes together,
-                               at the beginning of a forward; 0: each by itself */
+    /* FCDP_COALESCE: regions of which at most so much is stale cross the nodes together, at the beginning of
+     * a forward; 0: each by itself. */
+    double coalesce_bytes;
     double host_seconds; /* of a step: measured work that the job's seconds do not have; negative: they
                                have too much; 0: it was not measured */
     /* On CPUs: what the cores need for FSDP2's gathers and reductions, in what the cluster says; 0: that. */
