@@ -357,7 +357,7 @@ static void what_a_token_bucket_holds_passes_at_once(void **state) {
     assert_near(step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, on_cpus).seconds, N * (0.03 + 5 * ring));
 }
 
-/* By hand, of parts of 2 MB: packets of 64,000 bytes carry half of one in 16, and a whole one in 32. */
+/* By hand, of parts of 2 MB: packets of 64,000 bytes carry half of one in 16. */
 static void a_message_has_headers_and_notices(void **state) {
     (void)state;
     plan_region regions[N];
@@ -372,7 +372,7 @@ static void a_message_has_headers_and_notices(void **state) {
     c.message_bytes = 300;
     c.packet_bytes = 100;
     c.packet_payload = 64000;
-    double half = 300 + 16 * 100, part = 300 + 32 * 100, ballots = 2 * (FCDP_BALLOT_FRAME_BYTES + 300 + 100);
+    double half = 300 + 16 * 100, ballots = 2 * (FCDP_BALLOT_FRAME_BYTES + 300 + 100);
     plan_step step = step_of(&job, &c, PLAN_FSDP2, PLAN_GATHERED, gloo);
     assert_near(step.forward_inter - plain.forward_inter, N * 31 * 2 * half);
     assert_near(step.reduce_inter - plain.reduce_inter, N * 2 * 31 * 2 * half);
@@ -382,7 +382,7 @@ static void a_message_has_headers_and_notices(void **state) {
     assert_near(step.forward_inter, hsdp.forward_inter);
     assert_near(step.reduce_inter - hsdp.reduce_inter, N * 8 * 6 * 2 * half);
     step = step_of(&job, &c, PLAN_FCDP, PLAN_BY_SLICE, gloo);
-    assert_near(step.forward_inter - fcdp.forward_inter, N * 8 * 3 * part + ballots);
+    assert_near(step.forward_inter - fcdp.forward_inter, N * 8 * 3 * 2 * half + ballots);
     assert_near(step.backward_inter - fcdp.backward_inter, N * 2 * 31 * 2 * half + ballots);
     for (int i = 0; i < N; i++) regions[i].trainable /= 1000; /* 2 KB: two messages all the same */
     fcdp = step_of(&job, &c, PLAN_FCDP, PLAN_GATHERED, gloo);
@@ -415,12 +415,28 @@ static void small_regions_cross_together(void **state) {
     assert_near(step.to_host, N * slice);
     together.micro_batches = 2; /* in the second one all is fresh */
     assert_near(step_of(&job, &c, PLAN_FCDP, PLAN_ON_DEVICE, together).to_device, N * slice);
-    /* Each lane's message of a chunk has one announcement; a part by itself has its own. */
+    /* Each lane's two messages of a chunk have one announcement each; a part by itself has its own. */
     c.message_bytes = 1000;
     c.packet_payload = 1e9;
     step = step_of(&job, &c, PLAN_FCDP, PLAN_BY_SLICE, together);
     double ballots = 2 * 2 * (FCDP_BALLOT_FRAME_BYTES + 1000);
-    assert_near(step.forward_inter - apart.forward_inter, 3 * 3 * 8 * 1000 + ballots);
+    assert_near(step.forward_inter - apart.forward_inter, 3 * 3 * 8 * 2 * 1000 + ballots);
+    /* Those in files cross by themselves, and are written. */
+    c.packet_payload = c.message_bytes = 0;
+    c.file_rate = 1e9;
+    together.micro_batches = 1;
+    apart = step_of(&job, &c, PLAN_FCDP, PLAN_IN_FILE, ahead);
+    step = step_of(&job, &c, PLAN_FCDP, PLAN_IN_FILE, together);
+    assert_near(step.seconds, apart.seconds);
+    assert_near(step.file, apart.file);
+    /* Where the host computes, the first compute waits for the first eight alone. */
+    plan_schedule on_host = together, on_host_apart = ahead;
+    on_host.host_computes = on_host_apart.host_computes = true;
+    c.pcie_rate = 1e9;
+    apart = step_of(&job, &c, PLAN_FCDP, PLAN_WHOLE, on_host_apart);
+    step = step_of(&job, &c, PLAN_FCDP, PLAN_WHOLE, on_host);
+    assert_true(step.seconds < apart.seconds + 8 * gather);
+    c.pcie_rate = c.file_rate = 0;
     /* Larger ones, and a single one, cross by themselves. */
     for (int i = 1; i < N; i++) regions[i].trainable = small;
     c.packet_payload = c.message_bytes = 0;

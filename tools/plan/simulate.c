@@ -52,10 +52,12 @@ typedef struct program {
     int n, capacity;
     int *computes; /* of this step, in order: the last reader of each slot */
     int n_computes;
-    int *stored; /* of each region, what brought it to host memory together with others; NONE */
-    int agreed;  /* the last agreement: no gather begins before it */
-    int held;    /* what the next compute waits for, beside its region; NONE */
-    bool failed; /* no memory, or no plan */
+    int *crossed;   /* of each region, the gather that it had together with others; NONE */
+    int *stored;    /* what brought that to host memory; NONE: nothing yet */
+    double *stores; /* bytes that this does, of the first region of such a gather; 0: of others */
+    int agreed;     /* the last agreement: no gather begins before it */
+    int held;       /* what the next compute waits for, beside its region; NONE */
+    bool failed;    /* no memory, or no plan */
     plan_step sums;
 } program;
 
@@ -95,13 +97,13 @@ static bool is_in_lanes(const program *p, const plan_bytes *b) {
 }
 
 /* Messages in which a node sends them over gloo. Each step of a ring moves one rank's part: an all-gather's
- * in two, and a reduction's, which is an all-reduce, in two or more of at most 1 MiB. FCDP sends parts whole.
+ * in two, as FCDP's exchanges do, and a reduction's, which is an all-reduce, in two or more of at most 1 MiB.
  */
 static double n_messages(const program *p, phase in, const plan_bytes *b) {
     if (b->inter <= 0 || b->inter_hops <= 0) return 0;
     bool in_lanes = is_in_lanes(p, b);
     double steps = b->inter_hops * (in_lanes ? p->cluster->gpus_per_node : 1);
-    if (in != REDUCTION) return steps * (p->mode == PLAN_FCDP ? 1 : 2);
+    if (in != REDUCTION) return steps * 2;
     if (!in_lanes) steps *= p->schedule->reduce_times;
     return steps * fmax(2, ceil(b->inter / steps / (1 << 20)));
 }
@@ -242,8 +244,8 @@ static bool moves_together(const program *p, size_t i, plan_engine_moves *moves)
 /* Of a lane, in the staging buffer. */
 static double staged_bytes(const program *p, size_t i) {
     double bytes = p->job->regions[i].trainable * p->job->parameter_bytes;
-    bool is_small = p->tiers[i] != PLAN_GATHERED && bytes <= p->schedule->coalesce_bytes;
-    return is_small ? bytes / p->cluster->gpus_per_node : 0;
+    bool in_memory = p->tiers[i] != PLAN_GATHERED && p->tiers[i] != PLAN_IN_FILE;
+    return in_memory && bytes <= p->schedule->coalesce_bytes ? bytes / p->cluster->gpus_per_node : 0;
 }
 
 /* Small stale regions, right behind an agreement: in chunks of half a staging buffer (comm/coalesce.c), each
@@ -253,7 +255,8 @@ static void gather_together(program *p) {
     double total = 0, largest = 0;
     for (size_t i = 0; i < n; i++) {
         double bytes = p->mode == PLAN_FCDP ? staged_bytes(p, i) : 0;
-        p->stored[i] = NONE;
+        p->crossed[i] = p->stored[i] = NONE;
+        p->stores[i] = 0;
         if (bytes <= 0) continue;
         n_small++;
         total += bytes;
@@ -261,7 +264,8 @@ static void gather_together(program *p) {
     }
     double half = fmax(MIN_CHUNK_BYTES, total / MAX_CHUNKS + largest);
     for (size_t first = 0, i = 0; n_small > 1 && i < n && !p->failed; first = i) {
-        plan_bytes gather = {0}, copy = {0};
+        plan_bytes gather = {0};
+        size_t leader = n;
         for (double chunk = 0; i < n; i++) {
             plan_engine_moves moves;
             double bytes = staged_bytes(p, i);
@@ -272,13 +276,25 @@ static void gather_together(program *p) {
             chunk += bytes;
             gather.inter += moves.gather.inter * p->schedule->differences;
             gather.inter_hops = moves.gather.inter_hops;
-            copy.to_host += moves.store.to_host;
+            if (leader == n) leader = i;
+            p->stores[leader] += moves.store.to_host;
         }
         int crossed = add_move(p, INTER, FORWARD, &gather, &p->agreed, 1);
-        int stored = add_move(p, copies(p, TO_HOST), FORWARD, &copy, &crossed, 1);
         for (size_t k = first; k < i; k++)
-            if (staged_bytes(p, k) > 0) p->stored[k] = stored == NONE ? crossed : stored;
+            if (staged_bytes(p, k) > 0) p->crossed[k] = crossed;
     }
+}
+
+/* Where the host computes, a store holds up what is enqueued behind it: so it comes before the first region
+ * that needs it, and not before all. */
+static int stored_together(program *p, size_t i) {
+    if (p->stores[i] > 0) {
+        plan_bytes copy = {.to_host = p->stores[i]};
+        int stored = add_move(p, copies(p, TO_HOST), FORWARD, &copy, &p->crossed[i], 1);
+        for (size_t k = i; k < p->job->n_regions; k++)
+            if (p->crossed[k] == p->crossed[i]) p->stored[k] = stored;
+    }
+    return p->stored[i] == NONE ? p->crossed[i] : p->stored[i];
 }
 
 /* Restore what is fresh, gather what is stale, store what was gathered. */
@@ -286,7 +302,7 @@ static void unshard_cached(program *p, size_t i, phase in, bool first_use, int n
     const plan_region *region = &p->job->regions[i];
     bool stale = in == FORWARD && first_use; /* frozen parameters were gathered before this step */
     plan_engine_moves moves;
-    int stored_before = stale ? p->stored[i] : NONE;
+    int stored_before = stale && p->crossed[i] != NONE ? stored_together(p, i) : NONE;
     bool together = stored_before != NONE;
     if (!(together ? moves_together(p, i, &moves)
                    : moves_make(p, region, (plan_tier)p->tiers[i], stale, &moves))) {
@@ -612,8 +628,10 @@ bool plan_simulate(const plan_job *job, const plan_cluster *cluster, plan_mode m
     int *room = NULL;
     uint64_t state = schedule->seed;
     p.computes = calloc(schedule->micro_batches * 2 * job->n_regions + 1, sizeof *p.computes);
-    p.stored = malloc((job->n_regions + 1) * sizeof *p.stored);
-    p.failed = !p.computes || !p.stored;
+    p.crossed = calloc(job->n_regions + 1, sizeof *p.crossed);
+    p.stored = calloc(job->n_regions + 1, sizeof *p.stored);
+    p.stores = calloc(job->n_regions + 1, sizeof *p.stores);
+    p.failed = !p.computes || !p.crossed || !p.stored || !p.stores;
     if (!p.failed) build(&p);
     if (!p.failed) {
         ends = malloc((size_t)p.n * sizeof *ends);
@@ -633,7 +651,9 @@ bool plan_simulate(const plan_job *job, const plan_cluster *cluster, plan_mode m
     }
     free(p.operations);
     free(p.computes);
+    free(p.crossed);
     free(p.stored);
+    free(p.stores);
     free(ends);
     free(room);
     return is_good;
