@@ -429,13 +429,13 @@ static void small_regions_cross_together(void **state) {
     step = step_of(&job, &c, PLAN_FCDP, PLAN_IN_FILE, together);
     assert_near(step.seconds, apart.seconds);
     assert_near(step.file, apart.file);
-    /* Where the host computes, the first compute waits for the first eight alone. */
+    /* Where the host computes, the first compute waits for the first eight, not for all. */
     plan_schedule on_host = together, on_host_apart = ahead;
     on_host.host_computes = on_host_apart.host_computes = true;
     c.pcie_rate = 1e9;
     apart = step_of(&job, &c, PLAN_FCDP, PLAN_WHOLE, on_host_apart);
     step = step_of(&job, &c, PLAN_FCDP, PLAN_WHOLE, on_host);
-    assert_true(step.seconds < apart.seconds + 8 * gather);
+    assert_true(step.seconds < apart.seconds);
     c.pcie_rate = c.file_rate = 0;
     /* Larger ones, and a single one, cross by themselves. */
     for (int i = 1; i < N; i++) regions[i].trainable = small;
