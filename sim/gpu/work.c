@@ -93,7 +93,7 @@ static void until_ns(uint64_t finish_ns) {
 }
 
 /* As a copy engine writes: past the caches, which a copy of megabytes would fill, and without reading what it
- * overwrites. 16 GB/s where memmove has 11. */
+ * overwrites. */
 static void copy(char *to, const char *from, size_t bytes) {
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) &&                                                 \
     !defined(__SANITIZE_THREAD__) /* gcc's see no such store */

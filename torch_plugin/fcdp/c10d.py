@@ -160,8 +160,8 @@ class Lane:
         return self.backend._allgather_base(out, mine)
 
     def all_gather_in_place(self, out: torch.Tensor, number: int) -> list[Any]:
-        """As all_gather, where this member's part lies in `out` already, and is no scalar; the works, to be waited for
-        in this order. Between two members the bytes go straight to their place, where gloo's all-gather takes another
+        """As all_gather, where this member's part lies in `out` already and has two bytes or more; the works, to be
+        waited for in this order. Between two members the bytes go straight to their place, where gloo's all-gather takes another
         buffer of this size. `number`: the same on both.
 
         Each part's last byte is a message of its own. gloo tells what waits for a message that has not begun that its
