@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 import launch
 from configurations import CONFIGURATIONS
 from conftest import needs_fcdp
@@ -21,11 +23,12 @@ def test_a_lane_is_one_threads(tmp_path):
 
 
 @needs_fcdp
-def test_a_member_that_dies_in_an_exchange_is_missed_at_once(tmp_path):
-    """Not only once FCDP_TIMEOUT has passed: gloo tells that a peer has ended to what waits for a message of it that has not
-    begun."""
+@pytest.mark.parametrize("kind", ["gather", "reduce"])
+def test_a_member_that_dies_in_an_exchange_is_missed_at_once(tmp_path, kind):
+    """Not only once FCDP_TIMEOUT has passed: gloo tells that a peer has ended to what waits for a message of it that
+    has not begun."""
     timeout_s = 100
-    job = [sys.executable, launch.HERE / "lane_death_job.py"]
+    job = [sys.executable, launch.HERE / "lane_death_job.py", kind]
     env = {k: v for k, v in os.environ.items() if not k.startswith("FCDP")} | {"GLOO_SOCKET_IFNAME": "lo"}
     members = [
         subprocess.Popen([*job, str(me), tmp_path / "store", str(timeout_s)], env=env, stdout=subprocess.PIPE)

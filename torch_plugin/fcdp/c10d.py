@@ -143,6 +143,19 @@ def _check_alike(ranks: list[int], said: list[list[int]]) -> None:
         raise OptionError(f"fcdp: {'; '.join(problems)}; set the same value on every rank")
 
 
+def swap(backend: Any, number: int, mine: dict[int, torch.Tensor], theirs: dict[int, torch.Tensor]) -> list[Any]:
+    """Over gloo, `mine` to each member that it names, and `theirs` from each, straight to their place: bytes in host
+    memory, two of each member or more. The works, to be waited for in this order. `number`: the same on all members.
+
+    Each message's last byte is one of its own. gloo tells what waits for a message that has not begun that its peer
+    has ended, and not what waits for the rest of one."""
+    tag = number % 1024  # of several interfaces, gloo takes one by the tag
+    pieces = [(rank, piece) for rank, whole in theirs.items() for piece in (whole[:-1], whole[-1:])]
+    received = [backend.recv([piece], rank, tag) for rank, piece in pieces]
+    sent = [backend.send([piece], rank, tag) for rank, whole in mine.items() for piece in (whole[:-1], whole[-1:])]
+    return [*received[1::2], *received[::2], *sent]
+
+
 class Lane:
     """The members of one kind of collective, and the backend that carries it. Creating it is a collective of its
     members."""
@@ -160,20 +173,14 @@ class Lane:
         return self.backend._allgather_base(out, mine)
 
     def all_gather_in_place(self, out: torch.Tensor, number: int) -> list[Any]:
-        """As all_gather, where this member's part lies in `out` already and has two bytes or more; the works, to be
-        waited for in this order. Between two members the bytes go straight to their place, where gloo's all-gather takes another
-        buffer of this size. `number`: the same on both.
-
-        Each part's last byte is a message of its own. gloo tells what waits for a message that has not begun that its
-        peer has ended, and not what waits for the rest of one."""
-        mine = out.chunk(self.size)[self.place]
+        """As all_gather, where this member's part lies in `out` already; the works, to be waited for in this order.
+        Between two members the bytes go straight to their place, where gloo's all-gather takes another buffer of this
+        size. `number`: the same on both."""
+        parts = out.chunk(self.size)
+        mine, other = parts[self.place], 1 - self.place
         if self.size != 2:
             return [self.all_gather(out, mine)]
-        other, tag = 1 - self.place, number % 1024  # of several interfaces, gloo takes one by the tag
-        theirs = out.chunk(2)[other]
-        received = [self.backend.recv([part], other, tag) for part in (theirs[:-1], theirs[-1:])]
-        sent = [self.backend.send([part], other, tag) for part in (mine[:-1], mine[-1:])]
-        return [*reversed(received), *sent]
+        return swap(self.backend, number, {other: mine}, {other: parts[other]})
 
     def max_(self, tensor: torch.Tensor) -> None:
         options = distributed_c10d.AllreduceOptions()

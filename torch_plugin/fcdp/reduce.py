@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from fcdp import _fcdp, plain, shard_groups, words
-from fcdp.c10d import Shards, Unsupported
+from fcdp.c10d import Shards, Unsupported, swap
 from fcdp.rollcall import RollCall
 from fcdp.settings import options
 from fcdp.wire import Rounding, Wire, wire_for
@@ -101,6 +101,19 @@ def _backend(like: Any, store: dist.Store, rank: int, size: int, timeout: timede
     return plugin.creator_fn(store, rank, size, timeout)
 
 
+def cross(lane: Any, rows: torch.Tensor, taken: torch.Tensor) -> None:
+    """`taken`: of each other member of the lane, its row for this one; this one's own row there is not defined."""
+    backend, number = lane.backend, lane.roll.enter()
+    with lane.roll.explains(number):
+        if rows.device.type != "cpu" or backend.name() != "gloo":
+            backend.alltoall_base(taken, rows, [], [], distributed_c10d.AllToAllOptions()).wait()
+            return
+        others = [k for k in range(lane.size) if k != lane.place]
+        mine, theirs = ({k: row[k] for k in others} for row in (rows.view(torch.uint8), taken.view(torch.uint8)))
+        for work in swap(backend, number, mine, theirs):
+            work.wait()
+
+
 class Reducer:
     """Both steps for the ranks of one shard group. Making it is a collective of theirs."""
 
@@ -146,12 +159,12 @@ class Reducer:
         else:
             taken = torch.empty_like(packed)
         if sums.numel():
-            self._cross(packed, taken)
-            rows = list(taken.unbind())
+            cross(self.between, packed, taken)
+            rows, (mine, n) = list(taken.unbind()), (self.between.place, sums.shape[1])
             if wire is not None:
                 self._note_rounding(wire, sums, packed)
-                mine, n = self.between.place, sums.shape[1]
-                rows = [sums[k] if k == mine else wire.unpack(row, n) for k, row in enumerate(rows)]
+                rows = [row if k == mine else wire.unpack(row, n) for k, row in enumerate(rows)]
+            rows[mine] = sums[mine]
             self._add(output.view(-1), rows, op)
         sent = packed[0].nbytes * (self.n_nodes - 1), gradients.nbytes - sums.nbytes
         plain.count_reduction(*sent, self.n_nodes * self.within.size, start_ns)
@@ -236,12 +249,6 @@ class Reducer:
             for work in works:
                 work.wait()
         return sums
-
-    def _cross(self, rows: torch.Tensor, taken: torch.Tensor) -> None:
-        """`taken`: of each node, its row for this one."""
-        lane = self.between
-        with lane.roll.explains(lane.roll.enter()):
-            lane.backend.alltoall_base(taken, rows, [], [], distributed_c10d.AllToAllOptions()).wait()
 
     def _add(self, output: torch.Tensor, rows: list[torch.Tensor], op: Any) -> None:
         """In this order; in float32 at least, if these are more than two halves or come of other dtypes."""
