@@ -1,82 +1,22 @@
-/* delta.c - a gather of differences, or of rounded numbers: what its host functions do, and when it is worth
- * it.
+/* delta.c - which gathers bring differences, or rounded numbers, and how one is enqueued. What happens in it
+ * is in delta_exchange.c.
  *
- * All of it runs in two host functions on the gather's stream, so nothing here is known when the gather is
- * enqueued: neither how large the differences are, nor whether the members have one base. They find that out
- * in the lane's turn, which lasts until the bytes are right. The next gather encodes meanwhile, unless CUDA
- * runs one host function at a time.
- *
- * A failure of an exchange is the transport's, which the program finds when it waits for the gather, as with
- * any other collective. What goes wrong on this rank alone (no memory) aborts the transport: the others wait
- * for this rank.
+ * A gather is two host functions on its stream, around the wait for the lane's turn. What they read and write
+ * lies in device memory where the host computes, and else in page-locked memory, with copies before and
+ * behind.
  */
 #include "comm/delta.h"
 
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 
 #include "base/size.h"
-#include "comm/codec.h"
+#include "comm/delta_exchange.h"
 #include "comm/trace.h"
 
-/* What differs from a base must be smaller than this share of the shards, to be sent at all. */
-static const double MOST_WIRE = 0.9375;
-/* With FCDP_CODEC=auto, so many gathers of a group at most do not even ask after one that would not have
- * gained: 1, then 3, 7, 15, as the first measurements are the worst. */
-enum { MAX_RESTS = 15 };
-/* Of fewer bytes the latency says more than the link, unless it is known. */
-enum { MEASURED_BYTES = 64 << 10 };
-
-typedef struct head {      /* of a member; all zeroes but for the gain: it has no base */
-    uint64_t wire_bytes;   /* 0: there are too many differences */
-    uint64_t base, shards; /* fingerprints of the base of all members, and of its own shards */
-    int64_t gain_ns;       /* what it expects of differences, in this gather */
-} head;
-
-typedef struct rows { /* of all members: that of member i begins i * stride_bytes on */
-    char *at;
-    size_t stride_bytes;
-} rows;
-
-typedef struct cut { /* one stale extent */
-    fcdp_group *group;
-    const char *shard; /* this rank's */
-    rows places;       /* of what comes */
-    rows base;         /* read alone, or the places; NULL: there is none */
-    fcdp_base from;
-    uint32_t span;
-    size_t bytes;
-    unsigned element_bytes;
-    fcdp_number number;
-} cut;
-
-/* Whose the gather is. RUNNING: a host function's. */
-enum { IDLE, RUNNING, DONE, CANCELLED };
-
-/* One gather, of the last ones of its state. Made by the thread that enqueues it, then the stream's; freed by
- * the former once DONE. */
-typedef struct fcdp_delta {
-    struct fcdp_delta *next; /* of the state's; then of those that a device which failed has left undone */
-    atomic_int phase; /* release: all of this, and the state, has been written; acquire where it is read */
-    fcdp_comm *comm;
-    fcdp_delta_state *state;
-    fcdp_delta_scratch *scratch;
-    uint32_t object;      /* the trace's */
-    fcdp_trace_span span; /* of the second host function */
-    uint32_t n, me;       /* members */
-    bool by_gain;         /* FCDP_CODEC=auto */
-    bool encodes;         /* it has a base to encode from */
-    bool rounds;          /* FCDP_CODEC=int8 */
-    fcdp_rounding rounding;
-    uint64_t encode_ns;
-    size_t bytes; /* of one member's shards */
-    uint64_t sent_bytes;
-    head *heads; /* n */
-    uint32_t n_cuts;
-    cut cuts[];
-} delta;
+typedef fcdp_delta delta;
+typedef fcdp_delta_extent cut;
 
 /* What the driver does not give back stays page-locked, and so allocated. */
 static fcdp_status staged_free(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
@@ -94,337 +34,6 @@ void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
     free(scratch->own);
     free(scratch->all);
     *scratch = (fcdp_delta_scratch){0};
-}
-
-/* ---- the bytes ---- */
-
-static void *grown(char **at, size_t *has_bytes, size_t bytes) {
-    if (*has_bytes >= bytes) return *at;
-    free(*at);
-    *has_bytes = fcdp__round_up(bytes, 64 << 10);
-    *at = aligned_alloc(64, *has_bytes);
-    if (!*at) *has_bytes = 0;
-    return *at;
-}
-
-static char *of_member(rows of, uint32_t member) {
-    return of.at + member * of.stride_bytes;
-}
-
-/* Of what lies in the member's place. */
-static uint64_t place_fingerprint(const delta *d, uint32_t member) {
-    uint64_t fingerprint = 0;
-    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
-        fingerprint = fcdp__fingerprint_by_host(of_member(c->places, member), c->bytes, fingerprint);
-    return fingerprint;
-}
-
-/* Of all members'. */
-static uint64_t base_fingerprint(const delta *d) {
-    uint64_t fingerprint = 0;
-    for (uint32_t b = 0; b < d->n; b++)
-        for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
-            fingerprint = fcdp__fingerprint_by_host(of_member(c->base, b), c->bytes, fingerprint);
-    return fingerprint;
-}
-
-/* A member's differences: of each cut its length, 8 bytes, and as many bytes of the codec's. 0: too many. */
-static size_t encode(delta *d, char *wire, size_t capacity) {
-    size_t at = 0;
-    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
-        uint64_t n = 0;
-        if (at + sizeof n >= capacity) return 0;
-        n = d->rounds ? fcdp__int8_encode(c->shard, c->bytes, c->number, wire + at + sizeof n, &d->rounding)
-                      : fcdp__delta_encode(of_member(c->base, d->me), c->shard, c->bytes, c->element_bytes,
-                                           wire + at + sizeof n, capacity - at - sizeof n);
-        if (!n) return 0;
-        memcpy(wire + at, &n, sizeof n);
-        at += sizeof n + n;
-    }
-    return at;
-}
-
-static bool decode(const delta *d, uint32_t member, const char *wire, size_t bytes) {
-    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
-        char *place = of_member(c->places, member);
-        uint64_t n;
-        if (bytes < sizeof n) return false;
-        memcpy(&n, wire, sizeof n);
-        wire += sizeof n;
-        bytes -= sizeof n;
-        if (n > bytes) return false;
-        if (d->rounds
-                ? fcdp__int8_decode(place, c->bytes, c->number, wire, n)
-                : fcdp__delta_decode(of_member(c->base, member), place, c->bytes, c->element_bytes, wire, n))
-            return false;
-        wire += n;
-        bytes -= n;
-    }
-    return true;
-}
-
-static void own_place(const delta *d) {
-    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
-        memcpy(of_member(c->places, d->me), c->shard, c->bytes);
-}
-
-/* ---- the rates ---- */
-
-/* A first measurement stands alone; later ones are averaged, since a busy machine's are noisy. */
-static void rate_note(double *rate, double measured) {
-    *rate = *rate > 0 ? 0.75 * *rate + 0.25 * measured : measured;
-}
-
-/* The least that a verdict took. Most take longer, as they wait for a member whose core computes before it
- * decodes, and plain gathers wait for such members, too. It rises where the link has become slower. */
-static void latency_note(double *latency_ns, double measured) {
-    double risen = *latency_ns + *latency_ns / 64;
-    *latency_ns = *latency_ns > 0 && risen < measured ? risen : measured;
-}
-
-/* Time that this thread has had of a core: what the codec takes from those that compute. By the clock it
- * would be longer, at random, where there are more ranks than cores. */
-static uint64_t core_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-/* Each byte of a shard is encoded once, and decoded by each of the others, by a core that would compute, and
- * others wait for it: so that time counts three times. Where all cores compute, the link's time by the clock
- * may be twice what it is. Until a gather has measured it, differences are tried. */
-static int64_t gain_ns(const delta *d) {
-    const fcdp_delta_rates *r = &d->comm->delta_rates;
-    double others = d->n - 1, bytes = (double)d->bytes;
-    if (d->state->wire >= 1) return -1;
-    if (!(r->link_ns > 0 && r->decode_ns > 0 && d->state->wire > 0)) return 1;
-    double spared_ns = others * bytes * r->link_ns * (1 - d->state->wire);
-    return (int64_t)(spared_ns - 3 * (bytes * r->encode_ns + others * bytes * r->decode_ns) - r->latency_ns);
-}
-
-/* The same on all members: each has all heads. After a rest they are tried anew, and measured. */
-static void next_decide(delta *d) {
-    for (uint32_t b = 0; b < d->n; b++) d->state->gain_ns += d->heads[b].gain_ns;
-    uint32_t longer = 2 * d->state->rest_before + 1;
-    d->state->rest = d->by_gain && d->state->gain_ns <= 0 ? longer < MAX_RESTS ? longer : MAX_RESTS : 0;
-    d->state->rests_left = d->state->rest;
-}
-
-/* ---- the exchanges, on the stream's thread, in the lane's turn ---- */
-
-static fcdp_status exchange(delta *d, void *buffer, size_t bytes, double *ns_out) {
-    const fcdp_transport *transport = &d->comm->transport;
-    uint64_t start_ns = fcdp__now_ns();
-    fcdp_status status = transport->exchange(transport->ctx, FCDP_LANE_INTER, buffer, bytes);
-    *ns_out = (double)(fcdp__now_ns() - start_ns);
-    d->sent_bytes += (d->n - 1) * bytes;
-    double latency_ns = d->comm->delta_rates.latency_ns / 2, moved = (double)((d->n - 1) * bytes);
-    if (!status && *ns_out > latency_ns && (moved >= MEASURED_BYTES || (latency_ns > 0 && bytes > 4096)))
-        rate_note(&d->comm->delta_rates.link_ns, (*ns_out - latency_ns) / moved);
-    return status;
-}
-
-static fcdp_status no_memory(delta *d, size_t bytes) {
-    const fcdp_transport *transport = &d->comm->transport;
-    fcdp_status status = fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory for a gather of %zu bytes", bytes);
-    transport->abort(transport->ctx, fcdp_error_text());
-    return status;
-}
-
-static fcdp_status whole_cross(delta *d) {
-    double ns;
-    char *all = grown(&d->scratch->all, &d->scratch->all_bytes, d->n * d->bytes);
-    if (!all) return no_memory(d, d->n * d->bytes);
-    char *at = all + d->me * d->bytes;
-    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; at += c->bytes, c++)
-        memcpy(at, of_member(c->places, d->me), c->bytes);
-    fcdp_status status = exchange(d, all, d->bytes, &ns);
-    if (status) return status;
-    at = all;
-    for (uint32_t b = 0; b < d->n; b++)
-        for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; at += c->bytes, c++)
-            memcpy(of_member(c->places, b), at, c->bytes);
-    fcdp__count(&d->comm->engine->counts, FCDP_COUNT_DELTA_WHOLE, 1);
-    return FCDP_OK;
-}
-
-/* Of `wire_bytes` from each member. *right_out: all members have all bytes. */
-static fcdp_status differences_cross(delta *d, size_t wire_bytes, bool *right_out) {
-    fcdp_delta_rates *rates = &d->comm->delta_rates;
-    double ns;
-    char *all = grown(&d->scratch->all, &d->scratch->all_bytes, d->n * wire_bytes);
-    if (!all) return no_memory(d, d->n * wire_bytes);
-    char *own = all + d->me * wire_bytes;
-    size_t own_bytes = d->heads[d->me].wire_bytes;
-    memcpy(own, d->scratch->own, own_bytes);
-    memset(own + own_bytes, 0, wire_bytes - own_bytes);
-    fcdp_status status = exchange(d, all, wire_bytes, &ns);
-    if (status) return status;
-    uint64_t start_ns = core_ns();
-    bool right = true;
-    for (uint32_t b = 0; b < d->n && right; b++)
-        right = b == d->me || (decode(d, b, all + b * wire_bytes, d->heads[b].wire_bytes) &&
-                               place_fingerprint(d, b) == d->heads[b].shards);
-    double decode_ns = (double)(core_ns() - start_ns);
-    rate_note(&rates->decode_ns, decode_ns / ((double)(d->n - 1) * (double)d->bytes));
-    uint64_t *verdicts = (uint64_t *)all;
-    verdicts[d->me] = right;
-    status = exchange(d, verdicts, sizeof *verdicts, &ns);
-    if (status) return status;
-    latency_note(&rates->latency_ns, 2 * ns); /* and the heads' */
-    *right_out = true;
-    for (uint32_t b = 0; b < d->n; b++) *right_out = *right_out && verdicts[b] == 1;
-    static atomic_bool said;
-    if (!*right_out && !atomic_exchange(&said, true))
-        fcdp__log(FCDP_LOG_WARN,
-                  "'%s': what came of differences does not have its sender's fingerprint on some rank, and "
-                  "crosses whole; this is said once",
-                  fcdp__name_text(d->cuts[0].group->name));
-    return FCDP_OK;
-}
-
-/* The largest differences of a member; 0: not all members have encoded, or they had different bases. */
-static size_t wire_bytes_of(const delta *d) {
-    size_t most = 0;
-    for (uint32_t b = 0; b < d->n; b++) {
-        if (!d->heads[b].wire_bytes || d->heads[b].base != d->heads[0].base) return 0;
-        if (d->heads[b].wire_bytes > most) most = d->heads[b].wire_bytes;
-    }
-    return most < sizeof(uint64_t) ? sizeof(uint64_t) : most; /* the verdicts take its place */
-}
-
-static fcdp_status cross(delta *d) {
-    double ns;
-    bool right = false;
-    d->heads[d->me].gain_ns = gain_ns(d);
-    fcdp_status status = exchange(d, d->heads, sizeof *d->heads, &ns);
-    if (status) return status;
-    size_t wire_bytes = wire_bytes_of(d);
-    for (uint32_t b = 0; b < d->n; b++) /* it has a base, and encoded in vain */
-        if (d->heads[b].base && !d->heads[b].wire_bytes) d->state->wire = 1;
-    if (wire_bytes) {
-        status = differences_cross(d, wire_bytes, &right);
-        d->state->wire = (double)wire_bytes / (double)d->bytes;
-        rate_note(&d->comm->delta_rates.encode_ns, (double)d->encode_ns / (double)d->bytes);
-        if (!status && right) fcdp__count(&d->comm->engine->counts, FCDP_COUNT_DELTA_GATHERS, 1);
-    }
-    if (!status && !right) status = whole_cross(d);
-    if (!status) next_decide(d);
-    return status;
-}
-
-/* ---- the host functions ---- */
-
-/* The transport is not asked: NCCL's may end what its launches have begun, which is not for a host function.
- * An exchange over one that has failed returns at once, and the monitor finds the failure. */
-static bool is_over(const delta *d) {
-    return atomic_load_explicit(&d->comm->failed, memory_order_acquire);
-}
-
-/* Words are raised without bytes where a rank has failed, and before that its failure is there. They are of a
- * later epoch where others are ahead in a gather of several groups: these store their own lanes' pieces. */
-static bool base_is_there(const delta *d) {
-    uint32_t slice;
-    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
-        if (c->from.of_others && !fcdp__region_others_stored(c->group->region, c->span, c->from.epoch))
-            return false;
-    return !fcdp__host_peer_failed(d->comm->host, &slice);
-}
-
-static void differences_make(delta *d) {
-    uint64_t start_ns = core_ns();
-    size_t most = (size_t)(MOST_WIRE * (double)d->bytes);
-    char *wire = grown(&d->scratch->own, &d->scratch->own_bytes, most + 1);
-    head *mine = &d->heads[d->me];
-    if (!wire || !base_is_there(d)) return; /* the shards cross whole */
-    mine->base = base_fingerprint(d) | 1;   /* 0 says that it has none */
-    mine->wire_bytes = encode(d, wire, most);
-    d->encode_ns = core_ns() - start_ns;
-}
-
-/* There is no base, which is the same on all members, then. */
-static void rounded_make(delta *d) {
-    size_t most = 1;
-    head *mine = &d->heads[d->me];
-    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
-        most += sizeof(uint64_t) + fcdp__int8_bound(c->bytes, c->number);
-    char *wire = grown(&d->scratch->own, &d->scratch->own_bytes, most);
-    if (!wire) {
-        fcdp__log(FCDP_LOG_DEBUG, "'%s': %d", d->cuts[0].group->name, (int)no_memory(d, most));
-        return;
-    }
-    mine->base = 1;
-    mine->wire_bytes = encode(d, wire, most);
-    bool decoded = decode(d, d->me, wire, mine->wire_bytes); /* into this rank's own place */
-    FCDP_CHECK(0, decoded);
-    fcdp__lock_acquire(&d->comm->engine->lock);
-    d->comm->engine->rounding.lost += d->rounding.lost;
-    d->comm->engine->rounding.whole += d->rounding.whole;
-    fcdp__lock_release(&d->comm->engine->lock);
-}
-
-/* False: the group has ended, and the memory that the gather is in may have. */
-static bool run_begin(delta *d) {
-    int idle = IDLE;
-    return atomic_compare_exchange_strong_explicit(&d->phase, &idle, RUNNING, memory_order_acquire,
-                                                   memory_order_relaxed);
-}
-
-/* The shard is read here alone: whatever the program makes of it later, all members get what this rank has in
- * its own place. Where it changed while it was encoded, what the others decode has another fingerprint. */
-static void encode_run(void *arg) {
-    delta *d = arg;
-    if (!run_begin(d)) return;
-    if (!is_over(d)) {
-        if (d->encodes) differences_make(d);
-        if (d->rounds)
-            rounded_make(d);
-        else
-            own_place(d);
-        if (d->heads[d->me].wire_bytes) d->heads[d->me].shards = place_fingerprint(d, d->me);
-    }
-    atomic_store_explicit(&d->phase, IDLE, memory_order_release);
-}
-
-/* Each group's part of what was sent. */
-static void groups_count(const delta *d) {
-    size_t at = 0, counted = 0;
-    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
-        at += c->bytes;
-        uint64_t until = (uint64_t)((double)d->sent_bytes * ((double)at / (double)d->bytes));
-        if (c + 1 == d->cuts + d->n_cuts) until = d->sent_bytes;
-        fcdp__count(&c->group->counts, FCDP_COUNT_SAVED_GATHER_BYTES,
-                    (until - counted) * d->comm->topology.node_size);
-        counted = until;
-    }
-}
-
-static fcdp_trace_spans *spans_of(const delta *d) {
-    return fcdp__tiering_spans(d->comm->engine->tiering);
-}
-
-static void span_end(const delta *d, fcdp_stream stream, uint64_t bytes) {
-    fcdp_trace_event event = {.kind = FCDP_EVENT_GATHER, .object = d->object, .bytes = bytes, .a = bytes};
-    fcdp__trace_span_end(spans_of(d), d->span, stream, &event, 1);
-}
-
-/* Where the device's times are not known, the event is written here. */
-static void span_say(const delta *d) {
-    if (d->span.number)
-        fcdp__trace_span_bytes(spans_of(d), d->span, d->sent_bytes);
-    else
-        span_end(d, NULL, d->sent_bytes);
-}
-
-static void cross_run(void *arg) {
-    delta *d = arg;
-    if (!run_begin(d)) return;
-    fcdp_engine *engine = d->comm->engine;
-    if (!is_over(d) && cross(d)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
-    fcdp__count(&engine->counts, FCDP_COUNT_GATHER_INTER_BYTES, d->sent_bytes);
-    if (d->sent_bytes) groups_count(d);
-    span_say(d);
-    atomic_store_explicit(&d->phase, DONE, memory_order_release);
 }
 
 /* ---- enqueueing ---- */
@@ -491,7 +100,7 @@ static void delta_free(delta *d) {
 static fcdp_status state_await(fcdp_delta_state *state, fcdp_driver *drv, const fcdp_event *events, int n) {
     bool done = true;
     for (const delta *d = state->last; d; d = d->next)
-        done = done && atomic_load_explicit(&d->phase, memory_order_acquire) == DONE;
+        done = done && atomic_load_explicit(&d->phase, memory_order_acquire) == FCDP_DELTA_DONE;
     for (int i = 0; i < n && !done; i++) {
         fcdp_status status = fcdp__driver_event_sync(drv, events[i]);
         if (status) return status;
@@ -553,7 +162,7 @@ static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_de
                          fcdp_stream inter) {
     uint32_t which = inter == comm->set->streams[FCDP_STREAM_INTER_0] ? 0 : 1;
     delta *d = calloc(1, sizeof *d + n * sizeof *d->cuts);
-    head *heads = calloc(comm->topology.n_nodes, sizeof *heads);
+    fcdp_delta_head *heads = calloc(comm->topology.n_nodes, sizeof *heads);
     if (!d || !heads) {
         free(d);
         free(heads);
@@ -596,16 +205,16 @@ static void rows_set(delta *d, const fcdp_delta_cut *cuts, char *staged) {
     for (uint32_t k = 0; k < d->n_cuts; k++) {
         cut *c = &d->cuts[k];
         c->shard = staged ? staged : (const char *)(uintptr_t)cuts[k].shard.addr;
-        c->places = (rows){(char *)(uintptr_t)cuts[k].part.at.addr, cuts[k].part.stride_bytes};
+        c->places = (fcdp_delta_rows){(char *)(uintptr_t)cuts[k].part.at.addr, cuts[k].part.stride_bytes};
         if (staged) {
-            c->places = (rows){place, d->bytes};
+            c->places = (fcdp_delta_rows){place, d->bytes};
             staged += c->bytes;
             place += c->bytes;
         }
         fcdp_piece first = fcdp__plan_shard(c->group->layout, topology, cuts[k].extent, 0, topology->local);
         char *host = fcdp__host_data(c->group->block);
         if (c->from.where == FCDP_BASE_IN_HOST)
-            c->base = (rows){host + first.offset_bytes, topology->node_size * first.bytes};
+            c->base = (fcdp_delta_rows){host + first.offset_bytes, topology->node_size * first.bytes};
         else if (c->from.where == FCDP_BASE_ON_DEVICE)
             c->base = c->places;
     }
@@ -630,7 +239,7 @@ static void access_add(access_list *list, const char *at, size_t bytes, bool wri
 }
 
 static void base_add(access_list *list, const cut *c, uint32_t member) {
-    const char *at = of_member(c->base, member);
+    const char *at = fcdp__delta_row(c->base, member);
     bool pinned;
     for (size_t done = 0, n; done < c->bytes; done += n) {
         n = c->from.where == FCDP_BASE_IN_HOST
@@ -647,7 +256,7 @@ static void announce(const delta *d, bool crosses) {
         for (uint32_t b = 0; b < d->n; b++) {
             if (d->encodes && !(crosses && b == d->me)) base_add(&list, c, b);
             if (crosses || b == d->me)
-                access_add(&list, of_member(c->places, b), c->bytes, crosses != (b == d->me));
+                access_add(&list, fcdp__delta_row(c->places, b), c->bytes, crosses != (b == d->me));
         }
     }
     fcdp__driver_announce(d->comm->engine->drv, list.at, list.n);
@@ -699,7 +308,7 @@ static fcdp_status shards_fetch(const delta *d, const fcdp_delta_cut *cuts, fcdp
         const cut *c = &d->cuts[k];
         status = fcdp__driver_copy_d2h(drv, (char *)c->shard, cuts[k].shard, c->bytes, inter);
         for (uint32_t b = 0; b < d->n && d->encodes && c->from.where == FCDP_BASE_ON_DEVICE && !status; b++)
-            status = fcdp__driver_copy_d2h(drv, of_member(c->base, b),
+            status = fcdp__driver_copy_d2h(drv, fcdp__delta_row(c->base, b),
                                            fcdp__dptr_add(cuts[k].part.at, b * cuts[k].part.stride_bytes),
                                            c->bytes, inter);
     }
@@ -721,7 +330,7 @@ static fcdp_status places_bring(const delta *d, const fcdp_delta_cut *cuts, fcdp
                 status = fcdp__driver_copy_h2d(drv, to, from, bytes, inter);
                 bytes = 0;
             }
-            if (!bytes) to = at, from = of_member(d->cuts[k].places, b);
+            if (!bytes) to = at, from = fcdp__delta_row(d->cuts[k].places, b);
             bytes += d->cuts[k].bytes;
         }
     return status ? status : fcdp__driver_copy_h2d(drv, to, from, bytes, inter);
@@ -743,18 +352,18 @@ fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const f
     if (!status) status = stores_await(d, inter);
     if (!status) {
         announce(d, false);
-        status = fcdp__driver_host_function(drv, inter, encode_run, d);
+        status = fcdp__driver_host_function(drv, inter, fcdp__delta_encode_run, d);
     }
     if (!status) d->span = fcdp__comm_span_begin(comm->set, FCDP_LANE_INTER, inter);
     if (!status) status = fcdp__driver_stream_wait(drv, inter, turn);
     if (!status) {
         announce(d, true);
-        status = fcdp__driver_host_function(drv, inter, cross_run, d);
+        status = fcdp__driver_host_function(drv, inter, fcdp__delta_cross_run, d);
     }
     if (status)
-        fcdp__trace_span_drop(spans_of(d), d->span);
+        fcdp__trace_span_drop(fcdp__tiering_spans(comm->engine->tiering), d->span);
     else if (d->span.number)
-        span_end(d, inter, 0); /* the bytes are the host function's to say */
+        fcdp__delta_span_end(d, inter, 0); /* the bytes are the host function's to say */
     if (!status) status = fcdp__driver_event_record(drv, turn, inter);
     if (!status) fcdp__count(&comm->engine->counts, FCDP_COUNT_GATHER_CALLS, 1);
     if (!status && stages) status = places_bring(d, cuts, inter);
@@ -766,12 +375,12 @@ fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const f
  * is done, and no stream has it. */
 static bool delta_cancel(delta *d) {
     const struct timespec pause = {.tv_nsec = 1000000};
-    int phase = IDLE;
-    while (!atomic_compare_exchange_strong_explicit(&d->phase, &phase, CANCELLED, memory_order_acq_rel,
-                                                    memory_order_acquire)) {
-        if (phase != RUNNING) return phase == CANCELLED;
+    int phase = FCDP_DELTA_IDLE;
+    while (!atomic_compare_exchange_strong_explicit(&d->phase, &phase, FCDP_DELTA_CANCELLED,
+                                                    memory_order_acq_rel, memory_order_acquire)) {
+        if (phase != FCDP_DELTA_RUNNING) return phase == FCDP_DELTA_CANCELLED;
         (void)nanosleep(&pause, NULL);
-        phase = IDLE;
+        phase = FCDP_DELTA_IDLE;
     }
     return true;
 }

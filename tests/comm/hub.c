@@ -237,7 +237,8 @@ static fcdp_status hub_check(void *ctx) {
     return status;
 }
 
-/* One byte that other members sent, of a call of more than heads or verdicts (delta.c). With the mutex. */
+/* One byte that other members sent, of a call of more than heads or verdicts (delta_exchange.c). With the
+ * mutex. */
 static void exchange_spoil(const hub_call *call) {
     hub *h = call->port->hub;
     uint8_t *buffer = (uint8_t *)(uintptr_t)call->parts[0].at.addr; /* NOLINT(performance-no-int-to-ptr) */

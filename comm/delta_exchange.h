@@ -1,0 +1,73 @@
+/* delta_exchange.h - one gather of differences (delta.h): what delta.c enqueues, and what its two host
+ * functions make of it. For these two files.
+ */
+#ifndef FCDP_DELTA_EXCHANGE_H
+#define FCDP_DELTA_EXCHANGE_H
+
+#include <stdatomic.h>
+
+#include "comm/delta.h"
+
+typedef struct fcdp_delta_head { /* of a member; all zeroes but for the gain: it has no base */
+    uint64_t wire_bytes;         /* 0: there are too many differences */
+    uint64_t base, shards;       /* fingerprints of the base of all members, and of its own shards */
+    int64_t gain_ns;             /* what it expects of differences, in this gather */
+} fcdp_delta_head;
+
+typedef struct fcdp_delta_rows { /* of all members: that of member i begins i * stride_bytes on */
+    char *at;
+    size_t stride_bytes;
+} fcdp_delta_rows;
+
+typedef struct fcdp_delta_extent { /* one stale extent */
+    fcdp_group *group;
+    const char *shard;      /* this rank's */
+    fcdp_delta_rows places; /* of what comes */
+    fcdp_delta_rows base;   /* read alone, or the places; NULL: there is none */
+    fcdp_base from;
+    uint32_t span;
+    size_t bytes;
+    unsigned element_bytes;
+    fcdp_number number;
+} fcdp_delta_extent;
+
+/* Whose the gather is; while it runs, a host function's. */
+enum { FCDP_DELTA_IDLE, FCDP_DELTA_RUNNING, FCDP_DELTA_DONE, FCDP_DELTA_CANCELLED };
+
+/* One gather, of the last ones of its state. Made by the thread that enqueues it, then the stream's; freed by
+ * the former once it is done. */
+typedef struct fcdp_delta {
+    struct fcdp_delta *next; /* of the state's; then of those that a device which failed has left undone */
+    atomic_int phase; /* release: all of this, and the state, has been written; acquire where it is read */
+    fcdp_comm *comm;
+    fcdp_delta_state *state;
+    fcdp_delta_scratch *scratch;
+    uint32_t object;      /* the trace's */
+    fcdp_trace_span span; /* of the second host function */
+    uint32_t n, me;       /* members */
+    bool by_gain;         /* FCDP_CODEC=auto */
+    bool encodes;         /* it has a base to encode from */
+    bool rounds;          /* FCDP_CODEC=int8 */
+    fcdp_rounding rounding;
+    uint64_t encode_ns;
+    size_t bytes; /* of one member's shards */
+    uint64_t sent_bytes;
+    fcdp_delta_head *heads; /* n */
+    uint32_t n_cuts;
+    fcdp_delta_extent cuts[];
+} fcdp_delta;
+
+static inline char *fcdp__delta_row(fcdp_delta_rows of, uint32_t member) {
+    return of.at + member * of.stride_bytes;
+}
+
+/* Both are of an fcdp_delta, on the gather's stream. The first encodes this rank's shards, before the lane's
+ * turn. */
+void fcdp__delta_encode_run(void *gather);
+/* In the lane's turn. Behind it the places have the bytes of all members. */
+void fcdp__delta_cross_run(void *gather);
+
+/* The gather's span in the trace ends: on `stream`, or at once. */
+void fcdp__delta_span_end(const fcdp_delta *d, fcdp_stream stream, uint64_t bytes);
+
+#endif
