@@ -119,7 +119,8 @@ static bool state_serves(fcdp_delta_state *state) {
         state->rests_left--;
         return false;
     }
-    state->gain_ns = 0;
+    state->is_hopeless = state->most_ns < 0;
+    state->gain_ns = state->most_ns = 0;
     state->rest_before = state->rest; /* of several gathers together, each decides anew */
     return true;
 }
@@ -175,7 +176,7 @@ static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_de
     d->n = comm->topology.n_nodes;
     d->me = comm->topology.node;
     d->by_gain = comm->engine->options.codec == FCDP_CODEC_AUTO;
-    d->encodes = true;
+    d->encodes = !(d->by_gain && state->is_hopeless);
     d->rounds = comm->engine->options.codec == FCDP_CODEC_INT8;
     d->heads = heads;
     for (const fcdp_delta_cut *c = cuts; c < cuts + n; c++) {

@@ -16,6 +16,7 @@
  *
  * With FCDP_CODEC=auto, for models whose compute the host is, a group's differences cross only while all
  * members together expect to gain by it, from the rates of the link and of the codec that they have measured.
+ * Where they would lose even if nothing had changed, they do not encode, and measure the link anew.
  *
  * With FCDP_CODEC=int8 shards cross rounded (int8.h), in the same frame, and need no base. A rank puts what
  * it decodes of its own wire into its own place, so the region has the same bytes on every rank: not what the
@@ -57,9 +58,11 @@ void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch, fcdp_driver *drv);
 typedef struct fcdp_delta_state {
     uint32_t rest, rests_left; /* the last rest: gathers without heads; those of it from here on */
     uint32_t rest_before;      /* the one before the last gathers with heads */
-    double wire;     /* bytes of differences by bytes of shards, as last made; 0: never; 1: too many */
-    int64_t gain_ns; /* that all members expected of the last gathers, together */
-    bool is_primed;  /* it was gathered before: there is a base */
+    double wire;      /* bytes of differences by bytes of shards, as last made; 0: never; 1: too many */
+    int64_t gain_ns;  /* that all members expected of the last gathers, together */
+    int64_t most_ns;  /* and would have if nothing had changed */
+    bool is_hopeless; /* that was a loss: the next ones measure the link alone */
+    bool is_primed;   /* it was gathered before: there is a base */
     struct fcdp_delta *last; /* the last gathers with heads; NULL: they have been seen to end */
 } fcdp_delta_state;
 

@@ -121,24 +121,28 @@ static uint64_t core_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Each byte of a shard is encoded once, and decoded by each of the others, by a core that would compute, and
- * others wait for it: so that time counts three times. Where all cores compute, the link's time by the clock
- * may be twice what it is. Until a gather has measured it, differences are tried. */
-static int64_t gain_ns(const delta *d) {
+/* Of a gather whose differences are `wire` of its bytes. Each byte of a shard is encoded once, and decoded by
+ * each of the others, by a core that would compute, and others wait for it: so that time counts three times.
+ * Where all cores compute, the link's time by the clock may be twice what it is. Until a gather has measured
+ * it, differences are tried. */
+static int64_t gain_ns(const delta *d, double wire) {
     const fcdp_delta_rates *r = &d->comm->delta_rates;
     double others = d->n - 1, bytes = (double)d->bytes;
-    if (d->state->wire >= 1) return -1;
-    if (!(r->link_ns > 0 && r->decode_ns > 0 && d->state->wire > 0)) return 1;
-    double spared_ns = others * bytes * r->link_ns * (1 - d->state->wire);
+    if (!(r->link_ns > 0 && r->decode_ns > 0)) return 1;
+    double spared_ns = others * bytes * r->link_ns * (1 - wire);
     return (int64_t)(spared_ns - 3 * (bytes * r->encode_ns + others * bytes * r->decode_ns) - r->latency_ns);
 }
 
 /* The same on all members: each has all heads. After a rest they are tried anew, and measured. */
 static void next_decide(delta *d) {
-    for (uint32_t b = 0; b < d->n; b++) d->state->gain_ns += d->heads[b].gain_ns;
-    uint32_t longer = 2 * d->state->rest_before + 1;
-    d->state->rest = d->by_gain && d->state->gain_ns <= 0 ? longer < MAX_RESTS ? longer : MAX_RESTS : 0;
-    d->state->rests_left = d->state->rest;
+    fcdp_delta_state *state = d->state;
+    for (uint32_t b = 0; b < d->n; b++) {
+        state->gain_ns += d->heads[b].gain_ns;
+        state->most_ns += d->heads[b].most_ns;
+    }
+    uint32_t longer = 2 * state->rest_before + 1;
+    state->rest = d->by_gain && state->gain_ns <= 0 ? longer < MAX_RESTS ? longer : MAX_RESTS : 0;
+    state->rests_left = state->rest;
 }
 
 /* ---- the exchanges, on the stream's thread, in the lane's turn ---- */
@@ -227,7 +231,8 @@ static size_t wire_bytes_of(const delta *d) {
 static fcdp_status cross(delta *d) {
     double ns;
     bool right = false;
-    d->heads[d->me].gain_ns = gain_ns(d);
+    d->heads[d->me].most_ns = gain_ns(d, 0);
+    d->heads[d->me].gain_ns = d->state->wire >= 1 ? -1 : gain_ns(d, d->state->wire);
     fcdp_status status = exchange(d, d->heads, sizeof *d->heads, &ns);
     if (status) return status;
     size_t wire_bytes = wire_bytes_of(d);

@@ -8,10 +8,11 @@
 
 #include "comm/delta.h"
 
-typedef struct fcdp_delta_head { /* of a member; all zeroes but for the gain: it has no base */
+typedef struct fcdp_delta_head { /* of a member; all zeroes but for the gains: it has no base */
     uint64_t wire_bytes;         /* 0: there are too many differences */
     uint64_t base, shards;       /* fingerprints of the base of all members, and of its own shards */
     int64_t gain_ns;             /* what it expects of differences, in this gather */
+    int64_t most_ns;             /* and would if there were none */
 } fcdp_delta_head;
 
 typedef struct fcdp_delta_rows { /* of all members: that of member i begins i * stride_bytes on */
@@ -46,7 +47,7 @@ typedef struct fcdp_delta {
     fcdp_trace_span span; /* of the second host function */
     uint32_t n, me;       /* members */
     bool by_gain;         /* FCDP_CODEC=auto */
-    bool encodes;         /* it has a base to encode from */
+    bool encodes;         /* it has a base to encode from, and may gain by it */
     bool rounds;          /* FCDP_CODEC=int8 */
     fcdp_rounding rounding;
     uint64_t encode_ns;

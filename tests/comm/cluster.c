@@ -216,6 +216,8 @@ static void node_start(cluster *c, uint32_t node) {
         assert_ok(l ? fcdp_engine_account_join(m->engine, &account)
                     : fcdp_engine_account_create(m->engine, &account));
         assert_ok(fcdp_comm_create(m->engine, &m->topology, &transport, &m->comm));
+        if (c->config.codec_is_slow)
+            m->comm->delta_rates = (fcdp_delta_rates){.link_ns = 1, .encode_ns = 1e12, .decode_ns = 1e12};
         assert_ok(l ? fcdp_comm_host_join(m->comm, &host) : fcdp_comm_host_create(m->comm, &host));
         assert_ok(fcdp_tree_create(m->comm, &m->tree));
         member_make_shards(m);

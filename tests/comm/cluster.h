@@ -84,6 +84,7 @@ typedef struct cluster_config {
     fcdp_tier tiers[CLUSTER_MAX_GROUPS]; /* FCDP_TIER_MAPPED: once it is attached */
     bool deltas;                         /* FCDP_CODEC=delta, or, by_gain, auto; else none */
     bool by_gain;
+    bool codec_is_slow;     /* by_gain: whatever the link's rate is, differences are a loss */
     bool rounds;            /* FCDP_CODEC=int8; extents in turn are of each kind of numbers */
     bool alike;             /* seven eighths of what a parameter holds are the same in all versions */
     uint32_t uncached_rank; /* its directory cannot be used; 0: none */

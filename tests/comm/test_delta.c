@@ -288,6 +288,19 @@ static void test_by_gain_rests_become_longer(void **state) {
     n_steps = N_STEPS;
 }
 
+/* A group's gather 2 encodes, and says so; 4, 8 and 16 measure the link. */
+static void test_by_gain_what_cannot_gain_is_not_encoded(void **state) {
+    (void)state;
+    if (here->on_device) skip(); /* parameters cross whole there */
+    cluster_config config = make_config(2, 1);
+    config.by_gain = config.codec_is_slow = true;
+    n_steps = 16;
+    outcome result = run(&config, NULL, 0, 0);
+    assert_int_equal(result.n_deltas, N_GROUPS * config.n_nodes);
+    assert_int_equal(result.n_whole, 3 * N_GROUPS * config.n_nodes);
+    n_steps = N_STEPS;
+}
+
 /* Also the first gathers, which have no base. Extents are of each kind of numbers, and random bytes are many
  * that cannot be rounded. */
 static void test_rounded_gathers_are_the_same_on_all_ranks(void **state) {
@@ -325,6 +338,7 @@ int main(void) {
         cmocka_unit_test(test_what_comes_wrong_crosses_whole),
         cmocka_unit_test(test_by_gain_too_many_differences_are_not_made_again),
         cmocka_unit_test(test_by_gain_rests_become_longer),
+        cmocka_unit_test(test_by_gain_what_cannot_gain_is_not_encoded),
         cmocka_unit_test(test_rounded_gathers_are_the_same_on_all_ranks),
     };
     fcdp_log_set_level(FCDP_LOG_QUIET);
