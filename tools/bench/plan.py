@@ -26,7 +26,7 @@ JOBS = {
     "wide": "--layers 3 --dim 448 --batch 2 --seq 128",
 }
 # Of the links, and the optimizer steps of a run. A link that is not shaped is the calibration's.
-RATES = {"1gbit": 10, "300mbit": 8, "100mbit": 6}
+RATES = {"1gbit": 24, "300mbit": 14, "100mbit": 8}
 WARM_UP = 2
 # name in fcdp-plan -> what the lab calls it, its environment, and what the script takes for it
 MODES = {
