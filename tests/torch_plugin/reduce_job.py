@@ -2,11 +2,13 @@
 `sums`, `no_sync`, `different`, `factors`, `unlike` or `another`."""
 
 import contextlib
+import gc
 import hashlib
 import json
 import os
 import pathlib
 import sys
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -148,7 +150,8 @@ def added(ranks, dtype, shape):
 
 
 def what_is_kept():
-    """Elements of gradients on this rank behind a micro-batch that is not synchronised, and of the model's parameters."""
+    """Elements of gradients on this rank behind a micro-batch that is not synchronised, and of the model's parameters; and
+    how many of its sums live on behind another one, while Python collects no garbage."""
     model = in_mesh(Net(dim=64))
     model.set_requires_gradient_sync(False)
     model(torch.ones(4, 11)).square().mean().backward()
@@ -157,7 +160,13 @@ def what_is_kept():
         p._unsharded_param.grad for group in groups for p in group.fsdp_params if p._unsharded_param.grad is not None
     ]
     kept = [group._fcdp_kept.rows for group in groups if getattr(group, "_fcdp_kept", None) is not None]
-    return sum(t.numel() for t in kept + unsharded), sum(p.numel() for p in model.parameters())
+    n_elements, first = sum(t.numel() for t in kept + unsharded), [weakref.ref(rows) for rows in kept]
+    del unsharded, kept
+    gc.disable()
+    model(torch.ones(4, 11)).square().mean().backward()
+    n_alive = sum(rows() is not None for rows in first)
+    gc.enable()
+    return n_elements, sum(p.numel() for p in model.parameters()), n_alive, len(first)
 
 
 def groups_of(module):

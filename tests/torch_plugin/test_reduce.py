@@ -106,8 +106,10 @@ def test_the_nodes_sums_are_added_in_their_order(tmp_path, size, wire):
             "reasons": [],
         }
         # without synchronisation a rank keeps its share of the node's sums, and padding; FSDP2 keeps all
-        gradients, parameters = rank["kept"]
+        gradients, parameters, n_alive, n_groups = rank["kept"]
         assert parameters / size <= gradients <= 1.1 * parameters / size
+        # and of the sums before the last ones nothing, which else would be a share of the gradients per micro-batch
+        assert n_alive == 0 and (n_groups > 0) == (size > 1)
 
 
 @pytest.mark.parametrize("what", ["different", "factors"])

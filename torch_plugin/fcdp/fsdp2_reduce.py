@@ -103,7 +103,9 @@ class _InSteps:
 
     def __init__(self, own: Any, reducer: reduce.Reducer, kept_rows: Callable[[torch.dtype], torch.Tensor | None]):
         self.own, self.reducer, self.kept_rows = own, reducer, kept_rows
-        self.allocate = own.allocate
+
+    def allocate(self, size, *, dtype, device):
+        return self.own.allocate(size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
         if not self.reducer.serves(op):
@@ -116,19 +118,16 @@ class _InSteps:
 
 class _WithinNode(_InSteps):
     """Its first step alone, for the parameters that `name` names. FSDP2 allocates the input and then the output, which has a
-    row for each node here."""
+    row for each node here. Nothing of it refers to itself: what it kept would live on until Python collects garbage."""
 
     def __init__(self, *args: Any, name: str):
         super().__init__(*args)
-        self.name = name
-        self.allocate = self._allocate_input
+        self.name, self.has_input = name, False
 
-    def _allocate_input(self, size, *, dtype, device):
-        self.allocate = self._allocate_output
-        return self.own.allocate(size, dtype=dtype, device=device)
-
-    def _allocate_output(self, size, *, dtype, device):
-        return self.own.allocate((size[0] * self.reducer.n_nodes,), dtype=dtype, device=device)
+    def allocate(self, size, *, dtype, device):
+        n_rows = self.reducer.n_nodes if self.has_input else 1
+        self.has_input = True
+        return super().allocate((size[0] * n_rows,), dtype=dtype, device=device)
 
     def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
         self.reducer.keep(output_tensor, input_tensor, op, self.kept_rows(input_tensor.dtype), self.name)
