@@ -19,7 +19,7 @@ tools/bench.sh changed [--steps N] [--lr RATE ...] [--layers N] [--dim N] [--bat
 tools/bench.sh spill [DIRECTORY] [--slices N] [--size MIB] [--rounds N]
 tools/bench.sh frameworks [--write] [--rate RATE] [--repeat N] [NAME ...]
 tools/bench.sh plan [--jobs A,B] [--rates A,B] [--modes A,B] [--rounds N] [--json FILE] [--again FILE ...]
-tools/bench.sh peers [--write] [--rate RATE] [--repeat N]
+tools/bench.sh peers [--memory] [--write] [--rate RATE] [--repeat N]
 tools/bench.sh curves [--steps N] [--picture X.svg] [--write] [-- OPTIONS OF tools/demo/gpt.py]
 
 Without arguments: sets everything up (once), then measures the allocator on the simulated device, and on the CUDA
@@ -119,10 +119,12 @@ machine that does nothing else; needs root, or a kernel that lets users make nam
   --again FILE ...   runs nothing: predicts anew from such files, and prints one table of all
 
 peers: trains the demo's GPT on 2 emulated nodes of 2 ranks with 100 Mbit/s between them, by FSDP2 and its settings, FCDP,
-megatron-fsdp and DeepSpeed, with 1 and with 4 micro-batches per optimizer step. It prints the table of docs/peers.md. Each
-library is installed from PyPI into an environment of its own in build/peers, once; one that cannot be is left out, and a
-line says why. It ends with 1 where training that must be bitwise equal was not. About twenty minutes after the set-up;
-needs root, or a kernel that lets users make namespaces.
+megatron-fsdp and DeepSpeed, with 1 and with 4 micro-batches per optimizer step. Then it measures the device memory of a
+rank, in runs of a larger model with 4 micro-batches. It prints the table of docs/peers.md. Each library is installed from
+PyPI into an environment of its own in build/peers, once; one that cannot be is left out, and a line says why. It ends
+with 1 where training that must be bitwise equal was not. About twenty-five minutes after the set-up; needs root, or a
+kernel that lets users make namespaces.
+  --memory           measures device memory alone, and writes that column alone; five minutes
   --write            puts the table into docs/peers.md
   --rate 1gbit       another link
   --repeat 3         runs all of them so often, interleaved, and prints medians

@@ -101,12 +101,12 @@ def run(command):
         raise subprocess.CalledProcessError(code, command)
 
 
-def lab(rate, job, modes=(), repeat=1):
-    """The modes of the document that fcdp-lab writes."""
+def lab(rate, job, modes=(), repeat=1, more=()):
+    """The modes of the document that fcdp-lab writes. `more` of its options."""
     program = pathlib.Path(sysconfig.get_path("scripts"), "fcdp-lab")
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder, "out.json")
-        options = ["--rate", rate, "--repeat", str(repeat), "--json", out]
+        options = ["--rate", rate, "--repeat", str(repeat), "--json", out, *more]
         for i, mode in enumerate(modes):
             options += ["--mode", f"mode{i}: {mode}"]
         if modes:

@@ -1,8 +1,10 @@
-"""Trains the demo's GPT with another library in FSDP2's place: job.py [ARGUMENTS OF gpt.py] [--peer MODULE:FUNCTION]
+"""Trains the demo's GPT with another library in FSDP2's place:
+
+job.py [ARGUMENTS OF gpt.py] [--peer MODULE:FUNCTION] [--memory FILE]
 
 Model, seed, data and optimizer are gpt.py's in every case, and without --peer, all is. The function of a peer takes the
 model and gpt.py's arguments. It returns another function, which trains one step on a list of micro-batches and
-returns their mean loss.
+returns their mean loss. --memory adds a line to the file, with how much device memory this rank took (memory.py).
 """
 
 import importlib
@@ -16,10 +18,16 @@ import torch.nn.functional as F
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "demo"))
 import gpt
+import memory
 
 
 def loss_of(model, x, y):
     return F.cross_entropy(model(x).flatten(0, 1).float(), y.flatten())
+
+
+def block_elements(model):
+    """Where memory is measured, peers begin this much ahead: by default a constant that is more than such a model."""
+    return sum(p.numel() for p in model.blocks[0].parameters())
 
 
 def mesh_shape():
@@ -41,13 +49,27 @@ def train(peer, args):
     dist.destroy_process_group()
 
 
-def main():
-    if "--peer" not in sys.argv:
-        return gpt.main()
-    at = sys.argv.index("--peer")
-    peer = sys.argv[at + 1]
+def taken(option):
+    """Its value, which is no longer among the arguments; None: it is not given."""
+    if option not in sys.argv:
+        return None
+    at = sys.argv.index(option)
+    value = sys.argv[at + 1]
     del sys.argv[at : at + 2]
-    train(peer, gpt.arguments())
+    return value
+
+
+def main():
+    peer, path = taken("--peer"), taken("--memory")
+    watch = memory.Watch(gpt) if path else None
+    if peer:
+        args = gpt.arguments()
+        args.measures_memory = watch is not None
+        train(peer, args)
+    else:
+        gpt.main()
+    if watch:
+        watch.write(path)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,15 @@ os.environ["DS_ACCELERATOR"] = "cpu"
 import deepspeed
 import torch
 
-from job import loss_of, mesh_shape
+from job import block_elements, loss_of, mesh_shape
 
 # A kernel for jobs of one node, which takes a minute to compile.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def train_with(model, args, **zero):
+    if args.measures_memory:
+        zero |= dict.fromkeys(("stage3_prefetch_bucket_size", "reduce_bucket_size"), block_elements(model))
     engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=torch.optim.AdamW(model.parameters(), lr=args.lr),

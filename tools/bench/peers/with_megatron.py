@@ -5,7 +5,7 @@ import contextlib
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from job import gpt, loss_of, mesh_shape
+from job import block_elements, gpt, loss_of, mesh_shape
 
 
 class NoStream:
@@ -39,9 +39,13 @@ def stand_in_for_cuda():
     torch.Tensor.cuda = lambda tensor, *_, **__: tensor
 
 
-def adamw(library, model, lr):
+stand_in_for_cuda()
+import megatron_fsdp  # noqa: E402
+
+
+def adamw(model, lr):
     """Without a trace of the step that the library takes at set-up, so that the optimizer has its state."""
-    optimizer = library.fully_shard_optimizer(torch.optim.AdamW(model.parameters(), lr=0.0))
+    optimizer = megatron_fsdp.fully_shard_optimizer(torch.optim.AdamW(model.parameters(), lr=0.0))
     optimizer.state.clear()
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -49,9 +53,7 @@ def adamw(library, model, lr):
 
 
 def train_with(model, args, mesh, **how):
-    stand_in_for_cuda()
-    import megatron_fsdp
-
+    ahead = block_elements(model) if args.measures_memory else None
     model = megatron_fsdp.fully_shard_model(
         model,
         device_mesh=mesh,
@@ -61,7 +63,9 @@ def train_with(model, args, mesh, **how):
         **how,
     )
     model.ddp_config.gradient_reduce_div_fusion = False  # gloo cannot multiply as it sums
-    optimizer = adamw(megatron_fsdp, model, args.lr)
+    if ahead:  # what the library computes, and then raises to 500 M elements
+        model.suggested_AG_prefetch_size, model.suggested_RS_queue_capacity = ahead, 2 * ahead
+    optimizer = adamw(model, args.lr)
 
     def train_step(batches):
         total = 0.0
