@@ -82,7 +82,8 @@ static void count_use(const fcdp_use *use, fcdp_pass pass) {
     fcdp_group *group = use->group;
     const fcdp_topology *topology = &group->comm->topology;
     size_t block_bytes = use->plan->block_bytes + group->coalesced_bytes;
-    size_t sent_bytes = group->coalesced_whole_bytes; /* what crossed as differences, delta_exchange.c knows, later */
+    /* What crossed as differences, delta_exchange.c knows, later. */
+    size_t sent_bytes = group->coalesced_whole_bytes;
     if (!use->delta) sent_bytes += use->plan->block_bytes;
     group->coalesced_bytes = group->coalesced_whole_bytes = 0;
     fcdp_use_counts counts = {.pass = pass,
