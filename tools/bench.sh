@@ -183,7 +183,7 @@ overlap() {         # OPTIONS OF fcdp-overlap
     local out=$ROOT/build/overlap rc=0 name rank ranks
     rm -rf "$out"
     mkdir -p "$out"
-    if [[ " $* " == *" --budgets "* ]]; then
+    if [[ " $* " =~ \ --(budgets|plans)\  ]]; then
         run build/release/tools/bench/overlap/fcdp-overlap "$@"
         return
     fi
