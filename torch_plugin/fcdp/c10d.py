@@ -144,8 +144,9 @@ def _check_alike(ranks: list[int], said: list[list[int]]) -> None:
 
 
 def swap(backend: Any, number: int, mine: dict[int, torch.Tensor], theirs: dict[int, torch.Tensor]) -> list[Any]:
-    """Over gloo, `mine` to each member that it names, and `theirs` from each, straight to their place: bytes in host
-    memory, two of each member or more. The works, to be waited for in this order. `number`: the same on all members.
+    """Over gloo, by a backend or a process group, `mine` to each member that it names, and `theirs` from each, straight
+    to their place: bytes in host memory, two of each member or more. The works, to be waited for in this order.
+    `number`: the same on all members.
 
     Each message's last byte is one of its own. gloo tells what waits for a message that has not begun that its peer
     has ended, and not what waits for the rest of one."""

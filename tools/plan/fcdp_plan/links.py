@@ -17,6 +17,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from fcdp.c10d import swap
+
 SMALL_BYTES = 1 << 10
 CALLS = 9
 
@@ -47,19 +49,15 @@ def gather(group: dist.ProcessGroup, size: int) -> float:
 
 
 def exchange(group: dist.ProcessGroup, size: int) -> float:
-    """As `gather`, as FCDP makes it: between two ranks, each part goes straight to its place, its last byte apart."""
+    """As `gather`, as FCDP makes it: between two ranks, each part goes straight to its place."""
     if dist.get_world_size(group) != 2:
         return gather(group, size)
-    parts, place = torch.ones(2 * (size // 8)).chunk(2), dist.get_rank(group)
-    mine, theirs = (parts[k].view(torch.uint8) for k in (place, 1 - place))
-    other = dist.get_global_rank(group, 1 - place)
+    parts, place = torch.ones(2 * (size // 8)).view(torch.uint8).chunk(2), dist.get_rank(group)
+    mine, theirs = {1 - place: parts[place]}, {1 - place: parts[1 - place]}
 
     def call() -> None:
-        works = [dist.irecv(piece, other, group) for piece in (theirs[:-1], theirs[-1:])]
-        works += [dist.isend(piece, other, group) for piece in (mine[:-1], mine[-1:])]
-        for work in works:
-            if work is not None:
-                work.wait()
+        for work in swap(group, 0, mine, theirs):
+            work.wait()
 
     return seconds(call)
 
