@@ -13,7 +13,6 @@
 #define NAMES(X)                                                                                             \
     X(_local_tensor)                                                                                         \
     X(_objects)                                                                                              \
-    X(_serial)                                                                                               \
     X(_sharded_param_data)                                                                                   \
     X(_unsharded_param)                                                                                      \
     X(_unsharded_version)                                                                                    \
@@ -27,10 +26,9 @@
     X(fsdp_param)                                                                                            \
     X(is_copied)                                                                                             \
     X(is_inference)                                                                                          \
-    X(itemsize)                                                                                              \
     X(nbytes)                                                                                                \
     X(param_dtype)                                                                                           \
-    X(renew) X(requires_grad) X(sharded_param) X(steps) X(storage_offset) X(type) X(untyped_storage)
+    X(renew) X(requires_grad) X(sharded_param) X(steps) X(type) X(untyped_storage)
 
 #define FIELD(name) PyObject *name;
 static struct {
@@ -71,12 +69,22 @@ static bool truth(PyObject *object, bool *out) {
     return value >= 0;
 }
 
-/* An inference tensor has no counter. */
+/* 0 of an inference tensor, which has no counter: asking for it raises. */
 static bool version_of(PyObject *tensor, uint64_t *out) {
     bool is_inference;
     *out = 0;
-    return truth(ask(tensor, names.is_inference), &is_inference) &&
-           (is_inference || number(get(tensor, names._version), out));
+    if (number(get(tensor, names._version), out)) return true;
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    if (truth(ask(tensor, names.is_inference), &is_inference) && is_inference) {
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+        *out = 0;
+    } else {
+        PyErr_Restore(type, value, trace);
+    }
+    return !PyErr_Occurred();
 }
 
 static bool is_on_host(PyObject *tensor, bool *out) {
@@ -118,6 +126,7 @@ static bool dtype_codes(PyObject *shard, PyObject *gathered, uint64_t *out) {
 
 typedef struct reading { /* references, but for the extent; `param` and `local` for signals alone */
     PyObject *extent, *fsdp_param, *data, *storage, *param, *local;
+    uint64_t base; /* address of the storage */
 } reading;
 
 typedef struct readers { /* of a group's shards */
@@ -141,7 +150,8 @@ static bool reading_begin(reading *r, PyObject *extent) {
     *r = (reading){.extent = extent};
     return (r->fsdp_param = get(extent, names.fsdp_param)) &&
            (r->data = get(r->fsdp_param, names._sharded_param_data)) &&
-           (r->storage = ask(r->data, names.untyped_storage));
+           (r->storage = ask(r->data, names.untyped_storage)) &&
+           number(ask(r->storage, names.data_ptr), &r->base);
 }
 
 static void reading_end(reading *r) {
@@ -152,25 +162,20 @@ static void reading_end(reading *r) {
     Py_XDECREF(r->fsdp_param);
 }
 
-static bool are_known(const reading *r, PyObject *objects) {
-    return PyTuple_Size(objects) == 3 && PyTuple_GetItem(objects, 0) == r->param &&
-           PyTuple_GetItem(objects, 1) == r->local && PyTuple_GetItem(objects, 2) == r->data;
-}
-
-/* The number of the objects that hold the shard. */
+/* The number of the objects that hold the shard, which stands behind them in the tuple. */
 static bool read_serial(const reading *r, PyObject *group, uint64_t *out) {
-    PyObject *objects = get(r->extent, names._objects);
-    if (!objects) return false;
-    bool known = are_known(r, objects);
-    Py_DECREF(objects);
-    if (PyErr_Occurred()) return false;
-    if (!known) {
-        PyObject *result = PyObject_CallMethodObjArgs(r->extent, names.renew, group, r->param, r->local,
-                                                      r->data, NULL);
-        Py_XDECREF(result);
-        if (!result) return false;
+    PyObject *known = get(r->extent, names._objects);
+    if (!known) return false;
+    bool same = PyTuple_GetItem(known, 0) == r->param && PyTuple_GetItem(known, 1) == r->local &&
+                PyTuple_GetItem(known, 2) == r->data;
+    if (!same && !PyErr_Occurred()) {
+        Py_DECREF(known);
+        known = PyObject_CallMethodObjArgs(r->extent, names.renew, group, r->param, r->local, r->data, NULL);
     }
-    return number(get(r->extent, names._serial), out);
+    PyObject *serial = known ? PyTuple_GetItem(known, 3) : NULL;
+    bool done = number(Py_XNewRef(serial), out);
+    Py_XDECREF(known);
+    return done;
 }
 
 static bool read_dtypes(const reading *r, uint64_t *out) {
@@ -195,10 +200,9 @@ static bool read_steps(const reading *r, const readers *readers, fcdp_signals *o
 }
 
 static bool read_signals(reading *r, PyObject *group, const readers *readers, fcdp_signals *out) {
-    *out = (fcdp_signals){0};
+    *out = (fcdp_signals){.storage = r->base};
     return (r->param = get(r->fsdp_param, names.sharded_param)) &&
            (r->local = get(r->param, names._local_tensor)) && read_serial(r, group, &out->object_id) &&
-           number(ask(r->storage, names.data_ptr), &out->storage) &&
            version_of(r->param, &out->version_outer) && version_of(r->local, &out->version_local) &&
            version_of(r->data, &out->version_data) && read_steps(r, readers, out) &&
            read_dtypes(r, &out->dtypes);
@@ -207,15 +211,12 @@ static bool read_signals(reading *r, PyObject *group, const readers *readers, fc
 /* Of the shard's bytes, not 0; 0: they are not there. A program may free a storage that it does not use
  * now. */
 static bool read_address(const reading *r, uint64_t bytes, uint64_t *out) {
-    uint64_t there, offset, itemsize;
+    uint64_t there, address;
     *out = 0;
-    if (!number(ask(r->storage, names.nbytes), &there) ||
-        !number(ask(r->data, names.storage_offset), &offset) ||
-        !number(get(r->data, names.itemsize), &itemsize))
+    if (!number(ask(r->storage, names.nbytes), &there) || !number(ask(r->data, names.data_ptr), &address))
         return false;
-    if (bytes && there < offset * itemsize + bytes) return true;
-    if (!number(ask(r->data, names.data_ptr), out)) return false;
-    if (!*out) *out = 1;
+    if (bytes && there < address - r->base + bytes) return true;
+    *out = address ? address : 1;
     return true;
 }
 

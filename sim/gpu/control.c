@@ -27,7 +27,6 @@ void simgpu_reset(void) {
     simgpu__stream_forget_order();
     simgpu__order_reset();
     atomic_store(&sim.initialised, false);
-    atomic_store(&sim.owner_pid, 0);
     atomic_store(&sim.context_refs, 0);
     atomic_store(&sim.sticky, CUDA_SUCCESS);
     atomic_fetch_add(&sim.generation, 1);

@@ -66,10 +66,10 @@ CUresult cuGetErrorString(CUresult error, const char **text_out) {
 CUresult cuInit(unsigned int flags) {
     if (simgpu__forked()) return CUDA_ERROR_NOT_INITIALIZED;
     if (!simgpu__settings_load()) return CUDA_ERROR_INVALID_VALUE;
+    simgpu__forks_watch();
     SIM_ENTER(cuInit);
     if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
     sim_lock();
-    atomic_store(&sim.owner_pid, getpid());
     atomic_store(&sim.initialised, true);
     return sim_unlock_with(CUDA_SUCCESS);
 }

@@ -1,6 +1,4 @@
 /* The gate that every entry point passes, and the state that it checks. */
-#include <unistd.h>
-
 #include "sim/gpu/internal.h"
 
 struct sim_state sim = {
@@ -31,11 +29,25 @@ void simgpu__host_function_mark(bool running) {
     in_host_function = running;
 }
 
-/* In a forked child the parent's lock may be held for ever and its workers
- * are gone, so nothing may touch them. */
+/* In a forked child the parent's lock may be held for ever and its workers are gone, so nothing may touch
+ * them. Every call asks: getpid() would make a system call of each. */
+static atomic_bool forked;
+
+static void child_mark(void) {
+    if (atomic_load(&sim.initialised)) atomic_store(&forked, true);
+}
+
+static void forks_register(void) {
+    (void)pthread_atfork(NULL, NULL, child_mark);
+}
+
+void simgpu__forks_watch(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, forks_register);
+}
+
 bool simgpu__forked(void) {
-    int owner = atomic_load(&sim.owner_pid);
-    return owner != 0 && owner != getpid();
+    return atomic_load_explicit(&forked, memory_order_relaxed);
 }
 
 /* Calls that would query, or wait for, work that a capture has not enqueued yet. */

@@ -106,6 +106,7 @@ void simgpu__context_set_current(bool current);
 bool simgpu__context_is_current(void);
 /* This thread runs a host function of a stream, which must not call CUDA. */
 void simgpu__host_function_mark(bool running);
+void simgpu__forks_watch(void);
 bool simgpu__forked(void);
 
 /* ---- counting and failing calls (fault.c) ---- */
@@ -371,7 +372,6 @@ struct sim_state {
 
     /* read by the gate without the lock, written under it */
     atomic_bool initialised;
-    atomic_int owner_pid; /* 0 before cuInit; another process's after a fork */
     /* of the state; a reset starts a new one, which voids every thread's current context */
     atomic_uint generation;
     atomic_uint context_refs;

@@ -17,8 +17,8 @@ class Ledger:
         outputs = sum(
             t.untyped_storage().size()
             for p in self.params
+            if "free_unsharded_param" not in p.__dict__  # else FCDP counts it
             for t in p.all_gather_outputs
-            if not getattr(t, "_fcdp_owned", False)  # counted by FCDP
         )
         return outputs + sum(self.buffers.values())
 

@@ -4,8 +4,9 @@ parameters are all cached, beside what it spends in plain FSDP2's.
 Two ranks, which stand for two nodes, train blocks of nine parameters on torch.device("sim"), where the host runs ahead
 of the device as it does on a GPU. What is counted is the thread's CPU time in FSDPParamGroup's unshard, wait_for_unshard
 and reshard of the blocks in backward: the collectives, the operators and the waits of other threads are in none of it.
-Runs with and without FCDP take turns; a figure is the median of rank 0's pairs in the median run. "C" is how many calls a
-pair makes into FCDP's core; it is counted in a run of its own. The last line is for scripts:
+Much of it is FSDP2's own, whoever gathers: how long a pair takes where nobody does is measured as well. The three kinds
+of run take turns; a figure is the median of rank 0's pairs in the median run. How many calls a pair makes into FCDP's
+core is counted in a run of its own. The last line is for scripts:
 
     host per unshard and reshard: fcdp A us plain B us
 """
@@ -29,9 +30,14 @@ def arguments():
     add("--layers", type=int, default=12)
     add("--dim", type=int, default=32)
     add("--steps", type=int, default=20, help="measured steps of a run, after three others")
-    add("--rounds", type=int, default=5, help="runs with FCDP, and as many without")
+    add(
+        "--rounds",
+        type=int,
+        default=5,
+        help="runs with FCDP, and as many of plain FSDP2 and of one that gathers nothing",
+    )
     add("--json", metavar="FILE", help="write the figures there too")
-    add("--rank", choices=("time", "count"), help=argparse.SUPPRESS)
+    add("--rank", choices=("time", "count", "bare"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -107,6 +113,25 @@ def calls_counted(module):
     return lambda: n
 
 
+def gather_nothing():
+    """FSDP2 takes what it has in its parameters' storages for gathered, and frees none: the rest of a pair is its own."""
+    import torch
+    from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+
+    nothing = _fsdp_param_group.AllGatherResult(torch.empty(0), None, None, [], [], [])
+
+    def copy_out(result, fsdp_params, group, **kwargs):
+        for p in fsdp_params:
+            if not p.all_gather_outputs:
+                shard = p._sharded_param_data
+                p.init_all_gather_outputs([shard.numel()], [shard.dtype], group.size(), p.device)
+                p.all_gather_outputs[0].zero_()
+
+    _fsdp_param_group.foreach_all_gather = lambda *args: nothing
+    _fsdp_param_group.foreach_all_gather_copy_out = copy_out
+    _fsdp_param.free_storage = lambda tensor: None
+
+
 def rank(args):
     """One rank; rank 0 prints the pairs' figures as JSON."""
     sys.path.insert(0, str(ROOT / "sim" / "torch"))
@@ -128,6 +153,8 @@ def rank(args):
         from fcdp import _fcdp
 
         read = calls_counted(_fcdp)
+    elif args.rank == "bare":
+        gather_nothing()
     meter = Meter(read)
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
@@ -171,17 +198,22 @@ def main():
     args = arguments()
     if args.rank:
         return rank(args)
-    medians = {True: [], False: []}
+    kinds = {"FCDP=1": (True, "time"), "plain": (False, "time"), "bare": (False, "bare")}
+    medians = {kind: [] for kind in kinds}
     for i in range(args.rounds):
-        for fcdp in (True, False) if i % 2 else (False, True):
-            medians[fcdp].append(statistics.median(run(args, fcdp)) / 1e3)
-            print(f"{'FCDP=1' if fcdp else 'plain '} {medians[fcdp][-1]:7.1f} us", flush=True)
+        for kind in list(kinds)[:: -1 if i % 2 else 1]:
+            medians[kind].append(statistics.median(run(args, *kinds[kind])) / 1e3)
+            print(f"{kind:6} {medians[kind][-1]:7.1f} us", flush=True)
     calls = statistics.median(run(args, True, "count"))
-    fcdp, plain = statistics.median(medians[True]), statistics.median(medians[False])
+    fcdp, plain, bare = (statistics.median(medians[kind]) for kind in kinds)
     print(f"calls into the core per unshard and reshard: {calls:g}")
+    print(
+        f"FSDP2 alone, without a gather: {bare:.1f} us; FCDP beside it {fcdp - bare:.1f} us, plain gathers {plain - bare:.1f} us"
+    )
     print(f"host per unshard and reshard: fcdp {fcdp:.1f} us plain {plain:.1f} us")
     if args.json:
-        pathlib.Path(args.json).write_text(json.dumps({"fcdp_us": fcdp, "plain_us": plain, "calls": calls}) + "\n")
+        figures = {"fcdp_us": fcdp, "plain_us": plain, "bare_us": bare, "calls": calls}
+        pathlib.Path(args.json).write_text(json.dumps(figures) + "\n")
     return 0
 
 

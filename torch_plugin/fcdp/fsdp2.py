@@ -13,6 +13,7 @@ runs. What is known to come, and what is to be done then: "The next torch" in do
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from array import array
 from collections.abc import Iterator
@@ -50,8 +51,8 @@ class _Extent:
         self.index = index
         self.is_copied = False  # into a storage of FSDP2's own
         self.steps = 0  # of optimizers that have this parameter
-        self._objects: tuple[Any, ...] = ()
-        self._serial = 0  # of the objects that hold the shard: an id() can be used again
+        # What holds the shard, and the number of these objects: an id() can be used again.
+        self._objects: tuple[Any, Any, Any, int] = (None, None, None, 0)
         self._unsharded_version: int | None = None
 
     @property
@@ -74,11 +75,12 @@ class _Extent:
         """In the order of comm/validity.h's fcdp_signals."""
         return tuple(array("Q", _fcdp.evidence_signals(group, [self])))
 
-    def renew(self, group: Group, param: torch.Tensor, local: torch.Tensor, data: torch.Tensor) -> None:
+    def renew(self, group: Group, param: torch.Tensor, local: torch.Tensor, data: torch.Tensor) -> tuple[Any, ...]:
         """Other objects hold the shard than before."""
-        steps.know(group, self, self._objects[:1], (param,))
-        self._objects = (param, local, data)
-        self._serial += 1
+        before, *_, serial = self._objects
+        steps.know(group, self, (before,), (param,))
+        self._objects = (param, local, data, serial + 1)
+        return self._objects
 
     def holds(self, local: torch.Tensor) -> bool:
         """Is `local` what a gather takes as this rank's shard: the same elements of the same memory?"""
@@ -130,31 +132,35 @@ def _gathers_nothing(param_group: Any) -> str | None:
     )
 
 
-def _custom_gather(param_group: Any) -> str | None:
-    """FSDP2's own differ in the memory that they gather into (symmetric memory, the process group's)."""
+@functools.cache
+def _own_gathers() -> frozenset[Any]:
+    """FSDP2's own types, which differ in the memory that they gather into (symmetric memory, the process group's)."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 
-    own = [
-        getattr(collectives, name, None)
-        for name in ("DefaultAllGather", "ProcessGroupAllocAllGather", "SymmMemAllGather")
-    ]
+    names = ("DefaultAllGather", "ProcessGroupAllocAllGather", "SymmMemAllGather")
+    return frozenset(getattr(collectives, name, None) for name in names)
+
+
+def _custom_gather(param_group: Any) -> str | None:
     comm = getattr(param_group, "_all_gather_comm", None)
-    return None if comm is None or type(comm) in own else f"it has a custom all-gather ({type(comm).__name__})"
+    if comm is None or type(comm) in _own_gathers():
+        return None
+    return f"it has a custom all-gather ({type(comm).__name__})"
 
 
 def _has_extension(param_group: Any) -> bool:
-    return any(hasattr(p._sharded_local_tensor, "fsdp_pre_all_gather") for p in param_group.fsdp_params)
+    return any(hasattr(p.sharded_param._local_tensor, "fsdp_pre_all_gather") for p in param_group.fsdp_params)
 
 
 def _extension_inputs(param_group: Any, side: Side | None) -> list[list[torch.Tensor]] | None:
     """What the group's parameters give to this gather, by FSDP2's own function, which is called once for each gather,
     where and on the stream on which plain FSDP2 calls it: extensions may count, draw random numbers, or talk to other
     ranks. None: the group has no extensions, or FSDP2 gathers."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
-
     is_bypassed = adopt.is_decided(param_group) and param_group._fcdp is None
     if is_bypassed or param_group.is_sharded_post_forward or not _has_extension(param_group):
         return None
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
     with side.entered() if side is not None else contextlib.nullcontext():
         return collectives._get_param_all_gather_inputs(param_group.fsdp_params)
 
@@ -250,13 +256,22 @@ def _take(param_group: Any, group: Group, device: torch.device) -> None:
         if extent.is_copied:
             group.copies.setdefault(fsdp_param, []).append(tensor)
         else:
-            tensor._fcdp_owned = True
             fsdp_param.all_gather_outputs = [tensor]
+            fsdp_param.free_unsharded_param = _free_nothing
     group.gathered = tensors
     for extent in group.extents if group.is_held and group.tree is None else ():
         param = extent.fsdp_param.sharded_param
         if not extent.is_copied and param.dtype == extent.gathered_dtype():  # else the copy is of other bytes
             whole.offer(group, extent.index, param.shape, param.dtype)
+
+
+@functools.cache
+def _nothing(device: torch.device) -> torch.Tensor:
+    return torch.empty(0, device=device)
+
+
+def _free_nothing() -> None:
+    """In place of a parameter's `free_unsharded_param`: its storage is FCDP's, for life."""
 
 
 def _copy_out(fsdp_param: Any, gathered: list[torch.Tensor], n_ranks: int) -> None:
@@ -397,8 +412,6 @@ def _mismatches(
     fields = getattr(getattr(group_module, "AllGatherResult", None), "_fields", ())
     if fields[:3] != ("all_gather_output", "all_gather_event", "all_gather_work") or len(fields) != 6:
         yield "AllGatherResult with six fields"
-    if not seam.begins(getattr(param_module, "free_storage", None), ("tensor",)):
-        yield "free_storage(tensor)"
     wanted = {
         getattr(group_module, "FSDPParamGroup", None): (
             "unshard",
@@ -413,6 +426,7 @@ def _mismatches(
             "all_gather_inputs",
             "init_all_gather_outputs",
             "alloc_all_gather_outputs",
+            "free_unsharded_param",
         ),
         getattr(state_module, "FSDPState", None): (
             "_lazy_init",
@@ -445,7 +459,7 @@ def install(state_module: ModuleType) -> None:
         return
     group_module._fcdp_installed = True
     seam.take_tensors()
-    _patch_collectives(collectives, group_module, param_module)
+    _patch_collectives(collectives, group_module, state_module.TrainingState)
     fsdp2_reduce.install(group_module, _param_name, _gathers_nothing)
     _patch_group(group_module.FSDPParamGroup)
     _patch_state(state_module.FSDPState, state_module.TrainingState)
@@ -455,7 +469,7 @@ def install(state_module: ModuleType) -> None:
     presence.announce()
 
 
-def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_module: ModuleType) -> None:
+def _patch_collectives(collectives: ModuleType, group_module: ModuleType, training: Any) -> None:
     class Gathered(group_module.AllGatherResult):
         """What FSDP2 carries from its gather to its copy-out."""
 
@@ -470,10 +484,10 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
         if served is None or param_group.is_sharded_post_forward:
             return None
         _check_unchanged(param_group, served)
-        doing, backward = param_group._training_state.name, in_backward()
-        by_hand = not backward and doing not in ("FORWARD", "PRE_BACKWARD")
-        with extension.given(served.extents, _here.inputs):
-            forward = doing == "FORWARD" and not backward
+        doing, backward = param_group._training_state, in_backward()
+        by_hand = not backward and doing not in (training.FORWARD, training.PRE_BACKWARD)
+        forward = doing == training.FORWARD and not backward
+        with extension.given(served.extents, _here.inputs) if _here.inputs else contextlib.nullcontext():
             served.unshard(tree, forward, by_hand, stream_of(device), side)
         return served
 
@@ -501,7 +515,7 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
         try:
             served = serve(param_group, group, device, meet, side) if is_known else None
             if served is not None:
-                result = Gathered(torch.empty(0, device=device), None, None, [], [], [])
+                result = Gathered(_nothing(device), None, None, [], [], [])
                 result.served = served
                 return result
             return gather_plainly()
@@ -526,11 +540,6 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
                 _end_use(served, served.shards.device)
         else:
             original(result, *args, **kwargs)
-
-    @wrap(param_module, "free_storage")
-    def free_storage(original, tensor):
-        if not getattr(tensor, "_fcdp_owned", False):
-            original(tensor)
 
 
 def _patch_group(cls: type) -> None:

@@ -44,16 +44,16 @@ class Storages:
     closes them before the bytes may go."""
 
     def __init__(self, tensors: Iterable[torch.Tensor], names: Iterable[str]):
-        # An empty parameter has no bytes to read. The list holds the storages, since `_cdata` is an address.
-        self._closable = [
-            (t.untyped_storage(), _text(name)) for t, name in zip(tensors, names) if t.numel() and SUPPORTED
-        ]
+        # An empty parameter has no bytes to read. They are held, since `_cdata` is an address.
+        closable = [(t.untyped_storage(), _text(name)) for t, name in zip(tensors, names) if t.numel() and SUPPORTED]
+        self._storages = [storage for storage, _ in closable]
+        self._closable = [(storage._cdata, text) for storage, text in closable]
         self.close()
 
     def open(self) -> None:
-        for storage, _ in self._closable:
-            _open(storage._cdata)
+        for address, _ in self._closable:
+            _open(address)
 
     def close(self) -> None:
-        for storage, text in self._closable:
-            _close(storage._cdata, text)
+        for address, text in self._closable:
+            _close(address, text)

@@ -20,9 +20,8 @@ from fcdp import seam
 
 
 class Side:
-    def __init__(self, stream: Any, device: torch.device):
-        self.handle = seam.handle_of(stream)
-        self._stream, self._device = stream, device
+    def __init__(self, stream: Any, handle: int, device: torch.device):
+        self.handle, self._stream, self._device = handle, stream, device
 
     def wait_for_current(self) -> None:
         self._stream.wait_stream(seam.current_stream(self._device))
@@ -36,4 +35,7 @@ class Side:
 
 def beside(stream: Any, device: torch.device) -> Side | None:
     """None: on CPUs, and where FSDP2 itself makes inputs on the current stream, as for unshard(async_op=True)."""
-    return None if device.type == "cpu" or stream == seam.current_stream(device) else Side(stream, device)
+    if device.type == "cpu":
+        return None
+    handle = seam.handle_of(stream)
+    return None if handle == seam.stream_of(device) else Side(stream, handle, device)
