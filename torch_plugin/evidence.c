@@ -19,16 +19,15 @@
     X(_version)                                                                                              \
     X(by_device)                                                                                             \
     X(by_host)                                                                                               \
-    X(cpu)                                                                                                   \
     X(data_ptr)                                                                                              \
-    X(device)                                                                                                \
     X(dtype)                                                                                                 \
     X(fsdp_param)                                                                                            \
     X(is_copied)                                                                                             \
+    X(is_cpu)                                                                                                \
     X(is_inference)                                                                                          \
     X(nbytes)                                                                                                \
     X(param_dtype)                                                                                           \
-    X(renew) X(requires_grad) X(sharded_param) X(steps) X(type) X(untyped_storage)
+    X(renew) X(requires_grad) X(sharded_param) X(steps) X(untyped_storage)
 
 #define FIELD(name) PyObject *name;
 static struct {
@@ -87,15 +86,6 @@ static bool version_of(PyObject *tensor, uint64_t *out) {
     return !PyErr_Occurred();
 }
 
-static bool is_on_host(PyObject *tensor, bool *out) {
-    PyObject *device = get(tensor, names.device), *type = device ? get(device, names.type) : NULL;
-    int differs = type ? PyUnicode_Compare(type, names.cpu) : -1;
-    *out = differs == 0;
-    Py_XDECREF(type);
-    Py_XDECREF(device);
-    return type && !PyErr_Occurred();
-}
-
 /* ---- dtypes, by the order in which they came ---- */
 
 enum { MOST_DTYPES = 256 };
@@ -143,7 +133,7 @@ static bool readers_of(PyObject *group, readers *out) {
 
 static bool is_read(const readers *readers, PyObject *data, bool *out) {
     *out = readers->device;
-    return !readers->host || is_on_host(data, out);
+    return !readers->host || truth(get(data, names.is_cpu), out);
 }
 
 static bool reading_begin(reading *r, PyObject *extent) {
