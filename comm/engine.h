@@ -68,8 +68,9 @@ void fcdp_engine_begin_pass(fcdp_engine *engine);
 /* Between steps: every device page of gathered parameters goes to the driver, and none is taken before the
  * engine wakes: an unshard fails with FCDP_ERR_INVALID. What the node's host memory has already is not
  * copied. Each rank by itself. FCDP_ERR_INVALID: a group is in use, or `stream`, the caller's current one,
- * captures a CUDA graph; then nothing is asleep, and every group's pages are as they were. Does nothing where
- * the engine is asleep, or awake, already. */
+ * captures a CUDA graph. After any failure the engine is awake; what was begun ahead of its use may have
+ * been cancelled, and groups that were kept may be in host memory alone. Does nothing where the engine is
+ * asleep, or awake, already. */
 fcdp_status fcdp_engine_sleep(fcdp_engine *engine, fcdp_stream stream) FCDP_MUST_CHECK;
 void fcdp_engine_wake(fcdp_engine *engine);
 bool fcdp_engine_is_asleep(const fcdp_engine *engine);
