@@ -255,6 +255,8 @@ struct sim_op {
     uint64_t enqueued_ns;
     uint64_t ready_ns;  /* once it starts: the modelled time from when it could */
     uint64_t finish_ns; /* its modelled end; 0: when the work itself is over */
+    double core_times;  /* simgpu_set_core's, when it starts */
+    uint64_t core_ns;   /* a host function's thread's time of a core, at its begin or as it said its end */
     bool waited;        /* it could not start when its turn came */
     bool running;       /* its memory is in use without the lock */
     enum sim_work work;
@@ -315,7 +317,10 @@ bool simgpu__work_is_dropped(void);
 /* Whether the op's memory is what it needs at the moment it starts; under the lock. */
 bool simgpu__work_is_legal(const struct sim_op *op);
 /* Performs what the operation does, and returns at its modelled end; without the lock. */
-void simgpu__work_perform(const struct sim_op *op);
+void simgpu__work_perform(struct sim_op *op);
+/* Where a running host function is, see simgpu_here_ns; on its thread. */
+uint64_t simgpu__work_here_ns(const struct sim_op *op);
+uint64_t simgpu__core_ns(void);
 bool simgpu__work_value_reached(const struct sim_op *op);
 /* False: too many, or no addresses. */
 bool simgpu__accesses_take(struct sim_op *op, const struct simgpu_access *accesses, unsigned n);
@@ -391,6 +396,7 @@ struct sim_state {
     size_t used_bytes;          /* sum of the bytes of physical device memory alive */
     double memory_bytes_per_ns; /* 0: as fast as memory, as is link_bytes_per_ns */
     double link_bytes_per_ns;
+    double core_times;
     uint64_t link_free_ns[SIM_N_LINKS];
 };
 

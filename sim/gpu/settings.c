@@ -104,7 +104,7 @@ bool simgpu__settings_load(void) {
     if (!sim.settings_loaded) {
         sim.settings_loaded = true;
         sim.capacity_bytes = (size_t)16 << 30;
-        sim.link_bytes_per_ns = sim.memory_bytes_per_ns = 0;
+        sim.link_bytes_per_ns = sim.memory_bytes_per_ns = sim.core_times = 0;
         sim.poison = false;
         races_set(0);
         sim.n_queues = 0;
@@ -157,5 +157,13 @@ void simgpu_set_memory(double gigabytes_per_s) {
     simgpu__settings_load();
     sim_lock();
     sim.memory_bytes_per_ns = gigabytes_per_s > 0 ? gigabytes_per_s : 0;
+    sim_unlock();
+}
+
+void simgpu_set_core(double times) {
+    if (simgpu__forked()) return;
+    simgpu__settings_load();
+    sim_lock();
+    sim.core_times = times > 0 ? times : 0;
     sim_unlock();
 }

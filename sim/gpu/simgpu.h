@@ -52,6 +52,12 @@ SIMGPU_API void simgpu_set_pcie(double gigabytes_per_s); /* 0: unlimited */
  * then not a modelled time but one of this machine's. */
 SIMGPU_API void simgpu_set_memory(double gigabytes_per_s);
 
+/* Host functions take `times` times as long as their thread has had of a core, from when they could
+ * start: however late it woke up, and whatever else the machine computes. More than 1 is for functions
+ * that are given fewer bytes than they stand for. Not those that say their end (simgpu_end_at). 0, at
+ * first: they end when they return. */
+SIMGPU_API void simgpu_set_core(double times);
+
 /* Streams share so many hardware queues (at most 32) in turn, as they were created, and wait for each other
  * there: stream.c. 0, at first: each has its own, as where several ranks are one process. */
 SIMGPU_API void simgpu_set_queues(unsigned n);
@@ -163,6 +169,10 @@ SIMGPU_API int simgpu_announce(const struct simgpu_access *accesses, unsigned n)
  * operation ends when the function returns. */
 SIMGPU_API uint64_t simgpu_ready_ns(void);
 SIMGPU_API void simgpu_end_at(uint64_t end_ns);
+/* In a host function: the modelled time at which it is, which is how long it has run (simgpu_set_core) behind
+ * its begin, or behind the end that it said last. 0 elsewhere. So it may do several things that take modelled
+ * time, one after another. */
+SIMGPU_API uint64_t simgpu_here_ns(void);
 
 /* ---- kernels of modules ---- */
 

@@ -214,6 +214,7 @@ static bool op_start(struct sim_stream *stream, struct sim_op *op) {
     if (!simgpu__order_check(&stream->position, op, stream->name)) return false;
     order_value(stream, op);
     op->ready_ns = ready_ns(stream, op);
+    op->core_times = sim.core_times;
     if (sim.n_queues) queue_ns[stream->queue % sim.n_queues] = op->ready_ns;
     op->finish_ns = op->duration_ns ? op->ready_ns + op->duration_ns : simgpu__link_book(op);
     return true;
@@ -421,7 +422,13 @@ uint64_t simgpu_ready_ns(void) {
 }
 
 void simgpu_end_at(uint64_t end_ns) {
-    if (working && working->head) working->head->finish_ns = end_ns;
+    if (!working || !working->head) return;
+    working->head->finish_ns = end_ns;
+    working->head->core_ns = simgpu__core_ns();
+}
+
+uint64_t simgpu_here_ns(void) {
+    return working && working->head ? simgpu__work_here_ns(working->head) : 0;
 }
 
 struct sim_position *simgpu__stream_position(void) {

@@ -65,6 +65,19 @@ uint64_t simgpu__now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+uint64_t simgpu__core_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+uint64_t simgpu__work_here_ns(const struct sim_op *op) {
+    uint64_t from = op->finish_ns ? op->finish_ns : op->ready_ns, now = simgpu__now_ns();
+    if (op->core_times > 0)
+        return from + (uint64_t)(op->core_times * (double)(simgpu__core_ns() - op->core_ns));
+    return now > from ? now : from;
+}
+
 static uint64_t memory_end(const struct sim_op *op) {
     if (op->work != SIM_COPY && op->work != SIM_FILL) return 0;
     return sim.memory_bytes_per_ns > 0
@@ -117,11 +130,18 @@ static void call_function(const struct sim_op *op) {
     simgpu__host_function_mark(false);
 }
 
-void simgpu__work_perform(const struct sim_op *op) {
+/* What it does behind the end that it said is left out. */
+static void host_function(struct sim_op *op) {
+    op->core_ns = simgpu__core_ns();
+    call_function(op);
+    if (!op->finish_ns && op->core_times > 0) op->finish_ns = simgpu__work_here_ns(op);
+}
+
+void simgpu__work_perform(struct sim_op *op) {
     switch (op->work) {
     case SIM_COPY: copy((char *)op->dst, (const char *)op->src, op->bytes); break;
     case SIM_FILL: memset((void *)op->dst, (int)op->value, op->bytes); break;
-    case SIM_HOST_FUNCTION: call_function(op); break;
+    case SIM_HOST_FUNCTION: host_function(op); break;
     case SIM_KERNEL:
         if (op->function) call_function(op);
         break;

@@ -219,7 +219,7 @@ void simnet__run(simnet_op *op) {
     own->kind = op->kind;
     own->bytes = op->bytes;
     own->shape = op->shape;
-    own->ready_ns = endpoint->ready_ns();
+    own->ready_ns = op->within ? endpoint->here_ns() : endpoint->ready_ns();
     endpoint->signal(comm->shared);
     uint64_t end_ns = 0;
     if (run_rounds(op, &end_ns) && end_ns) endpoint->end_at(end_ns);

@@ -42,6 +42,7 @@ static fcdp_status comms_make(simnet_endpoint *endpoint) {
 /* What a driver other than the simulated one lacks: modelled times, and what is ordered with what. */
 static void symbols_find(simnet_endpoint *endpoint) {
     *(void **)&endpoint->ready_ns = fcdp__driver_sim_symbol(endpoint->drv, "simgpu_ready_ns");
+    *(void **)&endpoint->here_ns = fcdp__driver_sim_symbol(endpoint->drv, "simgpu_here_ns");
     *(void **)&endpoint->end_at = fcdp__driver_sim_symbol(endpoint->drv, "simgpu_end_at");
     *(void **)&endpoint->signal = fcdp__driver_sim_symbol(endpoint->drv, "simgpu_signal");
     *(void **)&endpoint->observe = fcdp__driver_sim_symbol(endpoint->drv, "simgpu_observe");
@@ -63,8 +64,8 @@ fcdp_status simnet_attach(simnet_fabric *fabric, uint32_t rank, fcdp_driver *drv
     endpoint->drv = drv;
     endpoint->rank = rank;
     symbols_find(endpoint);
-    if (!endpoint->ready_ns || !endpoint->end_at || !endpoint->signal || !endpoint->observe ||
-        !endpoint->launch || !endpoint->announce) {
+    if (!endpoint->ready_ns || !endpoint->here_ns || !endpoint->end_at || !endpoint->signal ||
+        !endpoint->observe || !endpoint->launch || !endpoint->announce) {
         free(endpoint);
         return fcdp__fail(FCDP_ERR_UNSUPPORTED, "simnet needs the simulated driver, FCDP_DRIVER=sim");
     }
@@ -261,9 +262,44 @@ static fcdp_status enqueue(simnet_op *op, fcdp_stream stream) {
     return status;
 }
 
+/* As enqueue, and to its end. */
+static fcdp_status run_here(simnet_op *op) {
+    simnet_endpoint *endpoint = op->comm->endpoint;
+    char text[SIMNET_TEXT_BYTES];
+    pthread_mutex_lock(&endpoint->lock);
+    fcdp_status status = endpoint->status ? fcdp__fail(endpoint->status, "%s", endpoint->text)
+                                          : fault_apply(endpoint, op);
+    op->number = op->comm->n_enqueued;
+    if (!status) {
+        op_link(endpoint, op);
+        op->comm->n_enqueued++;
+    }
+    pthread_mutex_unlock(&endpoint->lock);
+    if (status) {
+        free(op);
+        return status;
+    }
+    op_run(op);
+    status = simnet_status(endpoint, text, sizeof text);
+    return status ? fcdp__fail(status, "%s", text) : FCDP_OK;
+}
+
 /* FNV-1a over the sizes: members that differ in them are told so, not given each other's bytes. */
 static void shape_add(uint64_t *shape, uint64_t value) {
     *shape = (*shape ^ value) * 0x100000001b3u;
+}
+
+static simnet_op *gather_make(simnet_comm *comm, const simnet_part *parts, size_t n) {
+    simnet_op *op = op_make(comm, OP_ALL_GATHER, n);
+    if (!op) return NULL;
+    op->shape = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < n; i++) {
+        op->parts[i] = parts[i];
+        op->bytes += parts[i].bytes;
+        shape_add(&op->shape, parts[i].bytes);
+        shape_add(&op->shape, parts[i].stride_bytes);
+    }
+    return op;
 }
 
 fcdp_status simnet_all_gather_parts(simnet_comm *comm, const simnet_part *parts, size_t n,
@@ -272,20 +308,20 @@ fcdp_status simnet_all_gather_parts(simnet_comm *comm, const simnet_part *parts,
         if (parts[i].stride_bytes < parts[i].bytes)
             return fcdp__fail(FCDP_ERR_INVALID, "part %zu of an all-gather: %zu bytes a rank, %zu apart", i,
                               parts[i].bytes, parts[i].stride_bytes);
-    simnet_op *op = op_make(comm, OP_ALL_GATHER, n);
+    simnet_op *op = gather_make(comm, parts, n);
     if (!op) return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no memory for an operation of %zu parts", n);
-    op->shape = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < n; i++) {
-        op->parts[i] = parts[i];
-        op->bytes += parts[i].bytes;
-        shape_add(&op->shape, parts[i].bytes);
-        shape_add(&op->shape, parts[i].stride_bytes);
-    }
     return enqueue(op, stream);
 }
 
 fcdp_status simnet_all_gather(simnet_comm *comm, fcdp_dptr at, size_t bytes, fcdp_stream stream) {
     return simnet_all_gather_parts(comm, &(simnet_part){at, bytes, bytes}, 1, stream);
+}
+
+fcdp_status simnet_exchange(simnet_comm *comm, void *buffer, size_t bytes) {
+    simnet_op *op = gather_make(comm, &(simnet_part){{(uintptr_t)buffer}, bytes, bytes}, 1);
+    if (!op) return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no memory for an exchange");
+    op->within = true;
+    return run_here(op);
 }
 
 fcdp_status simnet_reduce_scatter(simnet_comm *comm, fcdp_dptr from, fcdp_dptr to, size_t bytes,

@@ -91,6 +91,7 @@ typedef struct simnet_op {
     uint64_t number; /* from 0, in the communicator */
     uint64_t shape;  /* equal for members whose parts have the same sizes, in order */
     bool fails, stalls;
+    bool within; /* a host function of the caller's */
     size_t n_parts;
     simnet_part parts[]; /* an all-gather's */
 } simnet_op;
@@ -114,6 +115,7 @@ struct simnet_endpoint {
     uint32_t rank;
     simnet_comm *comms; /* SIMNET_N_LANES x ids */
     uint64_t (*ready_ns)(void);
+    uint64_t (*here_ns)(void);
     void (*end_at)(uint64_t end_ns);
     void (*signal)(const void *key);
     void (*observe)(const void *key);

@@ -106,6 +106,12 @@ fcdp_status simnet_all_gather_parts(simnet_comm *comm, const simnet_part *parts,
 fcdp_status simnet_reduce_scatter(simnet_comm *comm, fcdp_dptr from, fcdp_dptr to, size_t bytes,
                                   fcdp_stream stream) FCDP_MUST_CHECK;
 
+/* Within a host function: an all-gather of host memory, in place as simnet_all_gather's, over the same
+ * links. It returns when the bytes are there, and its modelled time is the function's (simgpu_here_ns):
+ * an exchange begins where its latest member is, and what follows in the function comes behind its end. A
+ * communicator has either exchanges, one at a time, or operations on streams. */
+fcdp_status simnet_exchange(simnet_comm *comm, void *buffer, size_t bytes) FCDP_MUST_CHECK;
+
 /* FCDP_OK, or the endpoint's first failure with its text: FCDP_ERR_TIMEOUT, FCDP_ERR_PEER,
  * FCDP_ERR_TRANSPORT. */
 fcdp_status simnet_status(simnet_endpoint *endpoint, char *text, size_t n) FCDP_MUST_CHECK;

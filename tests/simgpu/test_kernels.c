@@ -118,6 +118,50 @@ static void copies_within_the_device_take_their_rate(void **state) {
     for (unsigned i = 1; i < N; i++) assert_int_equal(ready_ns[i] - ready_ns[i - 1], COPY_NS + DURATION_NS);
 }
 
+static void sleeps(void *unused) {
+    (void)unused;
+    (void)nanosleep(&(struct timespec){.tv_nsec = 50 * MS}, NULL);
+}
+
+static void computes(void *core_ms) {
+    struct timespec now, begin;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin);
+    do clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    while ((now.tv_sec - begin.tv_sec) * 1000 + (now.tv_nsec - begin.tv_nsec) / (int64_t)MS <
+           *(const int *)core_ms);
+}
+
+/* Computes, says that it ends 30 ms behind that, and computes for a time that does not count any more. */
+static void says_its_end(void *core_ms) {
+    computes(core_ms);
+    uint64_t end_ns = simgpu_here_ns() + 30 * MS;
+    simgpu_end_at(end_ns);
+    uint64_t behind_ns = simgpu_here_ns();
+    computes(core_ms);
+    if (behind_ns < end_ns || simgpu_here_ns() < behind_ns + 10 * MS) *(int *)core_ms = -1;
+}
+
+/* Ten times: not 50 ms that it slept, but 2 ms that it computed. */
+static void host_functions_take_their_core_s_time(void **state) {
+    (void)state;
+    CUstream stream = stream_make();
+    CUhostFn functions[] = {sleeps, computes, says_its_end};
+    int core_ms = 2;
+    uint64_t ready_ns[4];
+    simgpu_set_core(10);
+    launch_stamped(stream, 1, &ready_ns[0]);
+    for (int i = 0; i < 3; i++) {
+        OK(cuLaunchHostFunc(stream, functions[i], &core_ms));
+        launch_stamped(stream, 1, &ready_ns[i + 1]);
+    }
+    OK(cuStreamSynchronize(stream));
+    assert_int_equal(core_ms, 2);
+    assert_true(ready_ns[1] - ready_ns[0] < 50 * MS);
+    assert_true(ready_ns[2] - ready_ns[1] >= 20 * MS);
+    assert_true(ready_ns[3] - ready_ns[2] >= 50 * MS);
+    assert_int_equal(simgpu_here_ns(), 0);
+}
+
 static void kernels_of_two_streams_run_at_once(void **state) {
     (void)state;
     CUstream streams[2] = {stream_make(), stream_make()};
@@ -284,6 +328,7 @@ int main(void) {
         test(late_wake_ups_do_not_add_up),
         test(values_that_are_there_take_no_time),
         test(copies_within_the_device_take_their_rate),
+        test(host_functions_take_their_core_s_time),
         test(kernels_of_two_streams_run_at_once),
         test(an_idle_stream_saves_no_time_up),
         test(the_null_stream_waits_for_kernels_of_blocking_streams),

@@ -214,6 +214,55 @@ static void what_is_before_counts(void **state) {
     net_destroy(net);
 }
 
+/* ---- exchanges of host memory ---- */
+
+enum { EXCHANGED = 25000, N_EXCHANGES = 2 };
+
+typedef struct exchange {
+    simnet_comm *comm;
+    uint32_t me;
+    fcdp_status status;
+    uint8_t bytes[2 * EXCHANGED];
+} exchange;
+
+static exchange exchanges[2];
+
+static void exchange_run(void *context) {
+    exchange *e = context;
+    for (int i = 0; i < N_EXCHANGES && !e->status; i++) {
+        memset(e->bytes, 0, sizeof e->bytes);
+        memset(e->bytes + e->me * EXCHANGED, 1 + (int)e->me + i, EXCHANGED);
+        e->status = simnet_exchange(e->comm, e->bytes, EXCHANGED);
+    }
+}
+
+static void exchange_twice(net *net) {
+    for (uint32_t r = 0; r < net->n; r++) {
+        exchanges[r] = (exchange){.comm = comm_of(net, r, SIMNET_INTER, 1), .me = r};
+        assert_ok(
+            fcdp__driver_host_function(net->drv, net->ranks[r].streams[0], exchange_run, &exchanges[r]));
+    }
+}
+
+/* 25 KB at 0.002 GB/s take 12.5 ms. A core's time counts next to nothing here, so the sum is exact. */
+static void exchanges_in_a_host_function_come_one_after_another(void **state) {
+    (void)state;
+    net *net = net_make(2, 1);
+    simgpu_set_core(1e-9);
+    simnet_set_rate(net->fabric, SIMNET_INTER, 0.002, 0);
+    assert_takes(net, exchange_twice, N_EXCHANGES * 25 / 2);
+    for (uint32_t r = 0; r < 2; r++) {
+        assert_ok(exchanges[r].status);
+        for (size_t i = 0; i < 2 * EXCHANGED; i++)
+            assert_int_equal(exchanges[r].bytes[i], i / EXCHANGED + N_EXCHANGES);
+    }
+    simnet_abort(net->ranks[1].endpoint);
+    exchange_twice(net);
+    sync_all(net);
+    for (uint32_t r = 0; r < 2; r++) assert_true(exchanges[r].status != FCDP_OK);
+    net_destroy(net);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_node_s_link_is_shared_by_its_ranks_and_communicators),
@@ -224,6 +273,7 @@ int main(void) {
         cmocka_unit_test(a_late_thread_does_not_lose_its_turn),
         cmocka_unit_test(links_count_what_went_over_them),
         cmocka_unit_test(what_is_before_counts),
+        cmocka_unit_test(exchanges_in_a_host_function_come_one_after_another),
     };
     return cmocka_run_group_tests_name("simnet links", tests, NULL, NULL);
 }
