@@ -99,6 +99,40 @@ static void a_short_run_over_nccls_double(void **state) {
                      N_SCENARIOS);
 }
 
+/* Each gather but a group's first is of differences, and all that is gathered is right (else it ends with
+ * 2 or a word on stderr, and says so in its status). Whether the goals are met is not asserted. */
+static void a_short_run_of_differences(void **state) {
+    (void)state;
+    static char text[8192];
+    static const char *const ways[] = {"--codec delta", "--codec delta --transport nccl"};
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        char arguments[128];
+        double ratios[N_SCENARIOS], of, ratio;
+        snprintf(arguments, sizeof arguments, "--steps 2 --warm 2 --scale 0.3 %s 2>&1", ways[i]);
+        int status = run(arguments, text, sizeof text);
+        print_message("%s", text);
+        assert_in_range(status, 0, 1);
+        last_line_read(text, ratios);
+        for (int s = 0; s < N_SCENARIOS; s++) assert_true(ratios[s] >= 1);
+        assert_non_null(strstr(text, "codec delta\n"));
+        assert_int_equal(count(text, "differences: "), N_SCENARIOS);
+        const char *line = text;
+        while ((line = strstr(line, "differences: "))) {
+            assert_int_equal(sscanf(line, "differences: %lf of the bytes", &of), 1);
+            assert_true(of > 0.05 && of < 0.5);
+            line++;
+        }
+        assert_null(strstr(text, "crossed whole"));
+        assert_null(strstr(text, "wrong"));
+        assert_null(strstr(text, "the steady state"));
+        assert_int_equal(count(text, "  groups of "), 3);
+        line = strstr(text, "Gbit/s: ");
+        assert_non_null(line);
+        assert_int_equal(sscanf(line, "Gbit/s: %lf (goal", &ratio), 1);
+        assert_true(ratio > 0.9);
+    }
+}
+
 /* Every use maps its region and unmaps it, so the counters do count. */
 static void exact_mapping_is_counted(void **state) {
     (void)state;
@@ -164,9 +198,10 @@ static void plans_keep_what_the_budget_has_room_for(void **state) {
 
 static void wrong_arguments_are_refused(void **state) {
     (void)state;
-    static const char *const wrong[] = {"--steps 0",  "--steps 33",     "--warm x",      "--scale 0",
-                                        "--scale 1x", "--mapping none", "--transport x", "--prefetch 9",
-                                        "--steps",    "--unknown 1",    "--help"};
+    static const char *const wrong[] = {
+        "--steps 0",      "--steps 33",    "--warm x",     "--scale 0",    "--scale 1x",
+        "--mapping none", "--transport x", "--prefetch 9", "--codec int8", "--codec delta --plans",
+        "--steps",        "--unknown 1",   "--help"};
     static char text[8192];
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char arguments[64];
@@ -184,6 +219,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_short_run_ends_with_nothing_mapped_and_nobody_waiting),
         cmocka_unit_test(a_short_run_over_nccls_double),
+        cmocka_unit_test(a_short_run_of_differences),
         cmocka_unit_test(exact_mapping_is_counted),
         cmocka_unit_test(less_memory_moves_more_and_evicts_nothing),
         cmocka_unit_test(plans_keep_what_the_budget_has_room_for),

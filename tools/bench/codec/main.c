@@ -1,25 +1,15 @@
 /* main.c - how many bits a weight's difference takes after an optimizer's step, and how fast one core codes.
  *
- * The weights are modelled, for AdamW with float32 masters:
- *
- *     w   normal, of deviation 0.02, as GPTs are initialized and about as they stay
- *     u   normal, of deviation sqrt((1 - 0.9) / (1 + 0.9)) = 0.23: AdamW's first moment over the root of its
- *         second one, where gradients are mostly noise (beta1 0.9, beta2 near 1)
- *     w'  w (1 - 0.1 lr) - lr u
- *
- * bf16 weights are w and w' rounded to nearest, even. A trained model may differ: its layers have other
- * deviations, and a gradient that is more than noise has a larger u.
- *
- * Rates are of the array's bytes, the least time of the rounds: an encoder reads two such arrays, a decoder
- * one and writes one.
+ * The weights are modelled (weights.h). Rates are of the array's bytes, the least time of the rounds: an
+ * encoder reads two such arrays, a decoder one and writes one.
  */
 #include <getopt.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "comm/codec.h"
+#include "tools/bench/codec/weights.h"
 
 static const char usage[] = "fcdp-codec [--size MIB] [--rounds N] [--portable]\n"
                             "    --size      of each array (64; at most 4096)\n"
@@ -31,33 +21,10 @@ static struct {
     unsigned rounds;
 } settings = {(size_t)64 << 20, 5};
 
-static const double DEVIATION = 0.02, DECAY = 0.1, BETA1 = 0.9;
-
 typedef struct arrays {
     void *base, *now, *out, *wire;
     size_t bytes, capacity;
 } arrays;
-
-/* splitmix64, then Box and Muller's two normal numbers. */
-static uint64_t random_next(uint64_t *state) {
-    uint64_t z = *state += 0x9e3779b97f4a7c15;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-    z = (z ^ z >> 27) * 0x94d049bb133111eb;
-    return z ^ z >> 31;
-}
-
-static void normal_pair(uint64_t *state, double *a_out, double *b_out) {
-    double radius = sqrt(-2 * log(((double)(random_next(state) >> 11) + 1) / 0x1p53));
-    double angle = 2 * 3.14159265358979323846 * ((double)(random_next(state) >> 11) / 0x1p53);
-    *a_out = radius * cos(angle);
-    *b_out = radius * sin(angle);
-}
-
-static uint16_t bf16_of(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
 
 /* A step's weights and the next one's; the number that changed. */
 static size_t step_make(const arrays *a, unsigned element_bytes, double lr) {
@@ -65,14 +32,12 @@ static size_t step_make(const arrays *a, unsigned element_bytes, double lr) {
     size_t n = a->bytes / element_bytes, n_changed = 0;
     for (size_t i = 0; i < n; i++) {
         double w, u;
-        normal_pair(&state, &w, &u);
-        w *= DEVIATION;
-        u *= sqrt((1 - BETA1) / (1 + BETA1));
-        float before = (float)w, after = (float)(before * (1 - DECAY * lr) - lr * u);
+        weights_normal_pair(&state, &w, &u);
+        float before = weights_first(w), after = weights_next(before, u, lr);
         if (element_bytes == 2) {
-            ((uint16_t *)a->base)[i] = bf16_of(before);
-            ((uint16_t *)a->now)[i] = bf16_of(after);
-            n_changed += bf16_of(before) != bf16_of(after);
+            ((uint16_t *)a->base)[i] = weights_bf16(before);
+            ((uint16_t *)a->now)[i] = weights_bf16(after);
+            n_changed += weights_bf16(before) != weights_bf16(after);
         } else {
             ((float *)a->base)[i] = before;
             ((float *)a->now)[i] = after;

@@ -4,7 +4,7 @@
  */
 #include "tools/bench/overlap/overlap.h"
 
-const char *const resource_names[N_RESOURCES] = {"compute", "pcie", "link"};
+const char *const resource_names[N_CODEC_BOUNDS] = {"compute", "pcie", "link", "pcie+link"};
 
 static const size_t GROUP_BYTES = (size_t)N_RANKS * SHARD_BYTES;
 
@@ -62,4 +62,27 @@ void bounds_of(const scenario *s, bound bounds_out[N_RESOURCES]) {
     bounds_out[RESOURCE_LINK] = (bound){.busy_ms = N_GROUPS * (s->link_ms + reduce_ms),
                                         .turn_ms = link_latency_ms + node_ms + s->forward_ms + s->backward_ms,
                                         .after_ms = link_latency_ms + s->optimizer_ms};
+}
+
+/* A gather of differences (comm/delta.h) first brings this rank's shard to the host over PCIe. Three
+ * exchanges follow: heads, differences and the verdict. Then all members' shards, half a group, come to
+ * the device over PCIe. What the host computes is to be hidden, so no bound has it.
+ *
+ * A rank's fetches may all come first in a step, so nothing keeps PCIe from being busy in all of forward.
+ * The last store is of the group that backward loads first, and the first reduction comes behind that
+ * group's backward. So all that forward brings to the host, and all reductions, come one after another. */
+void codec_bounds_of(const scenario *s, double crossing_ms, bound bounds_out[N_CODEC_BOUNDS]) {
+    double fetch_ms = s->pcie_ms * NODE_SIZE / N_RANKS, latency_ms = s->link_latency_us / 1e3;
+    double node_ms = s->node_ms + s->node_latency_us / 1e3;
+    double reduce_ms = (double)((N_RANKS - 1) * SHARD_BYTES) / (link_rate(s) * 1e6);
+    bounds_of(s, bounds_out);
+    bounds_out[RESOURCE_COMPUTE].before_ms = fetch_ms + crossing_ms + 3 * latency_ms + s->pcie_ms + node_ms;
+    bounds_out[RESOURCE_PCIE].before_ms = 0;
+    bounds_out[RESOURCE_PCIE].busy_ms += N_GROUPS * fetch_ms;
+    bounds_out[RESOURCE_LINK].before_ms = fetch_ms;
+    bounds_out[RESOURCE_LINK].busy_ms = N_GROUPS * (crossing_ms + reduce_ms);
+    bounds_out[RESOURCE_LINK].turn_ms += latency_ms + s->pcie_ms;
+    bounds_out[N_RESOURCES] = (bound){.busy_ms = N_GROUPS * (fetch_ms + s->pcie_ms + reduce_ms),
+                                      .turn_ms = s->pcie_ms + node_ms + s->backward_ms,
+                                      .after_ms = latency_ms + s->optimizer_ms};
 }

@@ -22,7 +22,7 @@ static double step_ms(const run_config *config, shared *s) {
     if (!scenario_run(config, s)) exit(1);
     double median = median_step_ms(s, config->n_steps, &least, &most);
     unsigned long n_wrong = sum_of(s).wrong;
-    if (n_wrong) fprintf(stderr, "%lu samples of gathered parameters were wrong\n", n_wrong);
+    if (n_wrong) fprintf(stderr, "%lu gathered shards were wrong\n", n_wrong);
     return n_wrong ? -median : median;
 }
 

@@ -4,10 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/internal.h"
 #include "comm/nccl.h"
 #include "comm/unshard.h"
 #include "sim/gpu/simgpu.h"
 #include "sim/nccl/simnccl.h"
+#include "tools/bench/overlap/content.h"
 #include "tools/bench/overlap/rank.h"
 
 struct engine {
@@ -16,7 +18,9 @@ struct engine {
     fcdp_tree *tree;
     fcdp_group *groups[N_GROUPS];
     simnet_comm *lanes[FCDP_N_LANES];
-    fcdp_nccl *nccl; /* NULL: the lanes are simnet's */
+    fcdp_nccl *nccl;        /* NULL: the lanes are simnet's */
+    fcdp_transport carrier; /* with the codec: of all but exchanges */
+    simnet_comm *exchanges; /* of host memory, between the nodes */
 };
 
 /* ---- transport ---- */
@@ -65,6 +69,50 @@ static fcdp_transport nccl_transport(rank *r) {
     fcdp_nccl_config config = {e->nccl, r->drv, r->topology, ids, TIMEOUT_S};
     MUST(!fcdp__nccl_create(&config, &transport));
     return fcdp__nccl_table(transport); /* the comm destroys it */
+}
+
+/* ---- beside it an exchange of host memory, as the plugin has gloo's beside NCCL ---- */
+
+static fcdp_status pair_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n,
+                                   fcdp_stream stream, fcdp_event turn) {
+    const fcdp_transport *carrier = &((rank *)ctx)->engine->carrier;
+    return carrier->all_gather(carrier->ctx, lane, parts, n, stream, turn);
+}
+
+static fcdp_status pair_exchange(void *ctx, fcdp_lane lane, void *buffer, size_t bytes) {
+    MUST(lane == FCDP_LANE_INTER);
+    return simnet_exchange(((rank *)ctx)->engine->exchanges, buffer, bytes);
+}
+
+static fcdp_status pair_check(void *ctx) {
+    const fcdp_transport *carrier = &((rank *)ctx)->engine->carrier;
+    fcdp_status status = net_check(ctx);
+    return status ? status : carrier->check(carrier->ctx);
+}
+
+static void pair_abort(void *ctx, const char *why) {
+    const fcdp_transport *carrier = &((rank *)ctx)->engine->carrier;
+    net_abort(ctx, why);
+    carrier->abort(carrier->ctx, why);
+}
+
+static void pair_destroy(void *ctx) {
+    const fcdp_transport *carrier = &((rank *)ctx)->engine->carrier;
+    if (carrier->destroy) carrier->destroy(carrier->ctx);
+}
+
+/* The exchanges' communicator is one that NCCL's double makes none of its own over. */
+static fcdp_transport with_exchange(rank *r, fcdp_transport carrier) {
+    enum { EXCHANGES = 3 };
+    r->engine->carrier = carrier;
+    r->engine->exchanges = simnet_comm_get(r->endpoint, SIMNET_INTER, EXCHANGES);
+    MUST(r->engine->exchanges);
+    return (fcdp_transport){.ctx = r,
+                            .all_gather = pair_all_gather,
+                            .exchange = pair_exchange,
+                            .check = pair_check,
+                            .abort = pair_abort,
+                            .destroy = pair_destroy};
 }
 
 /* A broken rule fails the run even if its operation was lucky. */
@@ -157,6 +205,7 @@ void engine_open(rank *r) {
         .options = {.restore = FCDP_RESTORE_SLICE,
                     .mapping = r->config->exact ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS,
                     .prefetch = r->config->prefetch,
+                    .codec = r->config->codec ? FCDP_CODEC_DELTA : FCDP_CODEC_NONE,
                     .policy = r->config->policy,
                     .tau = r->config->tau,
                     .device_budget_bytes = r->config->budget_bytes,
@@ -172,6 +221,7 @@ void engine_open(rank *r) {
 }
 
 static void group_make(rank *r, uint32_t g) {
+    static const uint8_t element_bytes[N_EXTENTS] = {CONTENT_ELEMENT_BYTES, CONTENT_ELEMENT_BYTES};
     fcdp_extent_spec specs[N_EXTENTS];
     char name[32];
     engine *e = r->engine;
@@ -179,6 +229,7 @@ static void group_make(rank *r, uint32_t g) {
     for (uint32_t i = 0; i < N_EXTENTS; i++) specs[i] = (fcdp_extent_spec){EXTENT_SHARD_BYTES[i], 1};
     snprintf(name, sizeof name, "group %u", g);
     MUST(!fcdp_group_create(e->comm, name, specs, N_EXTENTS, &e->groups[g]));
+    fcdp_group_set_element_bytes(e->groups[g], element_bytes);
     if (r->config->tiers) fcdp_group_set_tier(e->groups[g], r->config->tiers[g]);
     fcdp_group_join(e->groups[g], e->tree);
     if (r->topology.local == 0) MUST(!fcdp_group_host_alloc(e->groups[g], offset));
@@ -192,6 +243,7 @@ static void group_make(rank *r, uint32_t g) {
 void engine_connect(rank *r) {
     engine *e = r->engine;
     fcdp_transport transport = r->config->nccl ? nccl_transport(r) : net_transport(r);
+    if (r->config->codec) transport = with_exchange(r, transport);
     fcdp_shared_ticket *account = &r->board->account[r->topology.node],
                        *host = &r->board->host[r->topology.node];
     bool leads = r->topology.local == 0;
@@ -213,6 +265,18 @@ void engine_stats(const rank *r, fcdp_engine_stats *stats_out) {
 
 void engine_drain(rank *r) {
     MUST(!fcdp_engine_drain(r->engine->fcdp));
+}
+
+void engine_codec(const rank *r, rank_result *result_out) {
+    const fcdp_delta_rates *rates = &r->engine->comm->delta_rates;
+    fcdp_engine_stats stats;
+    engine_stats(r, &stats);
+    result_out->n_differences = stats.n_delta_gathers;
+    result_out->n_whole = stats.n_delta_whole;
+    result_out->crossed_bytes = stats.gather.inter_bytes_sent -
+                                (uint64_t)N_GROUPS * (N_NODES - 1) * SHARD_BYTES;
+    result_out->encode_ns = rates->encode_ns;
+    result_out->decode_ns = rates->decode_ns;
 }
 
 void engine_disconnect(rank *r) {

@@ -45,6 +45,8 @@ typedef struct run_config {
     double tau;
     const fcdp_tier *tiers; /* of the groups, as FCDP_PLAN says them; NULL: policy decides */
     size_t budget_bytes;    /* FCDP_DEVICE_BUDGET */
+    bool codec;             /* FCDP_CODEC=delta; else none */
+    double core_times;      /* simgpu_set_core's, for what the host encodes and decodes; 0: 1 */
     bool nccl;              /* the engine's collectives are NCCL's, of the double; else simnet's own */
     const char *timelines;  /* a folder for SCENARIO.RANK.json, NULL: none */
     const char *sim_library;
@@ -59,7 +61,12 @@ typedef struct rank_result {
     uint64_t enqueue_ns; /* of the host, without agreements */
     uint64_t d2h_bytes, h2d_bytes, evictions;
     size_t peak_bytes;   /* of gathered parameters, in all steps */
-    unsigned long wrong; /* samples of gathered parameters that were not what they should be, in all steps */
+    unsigned long wrong; /* shards as gathered that were not what they should be, in all uses */
+    /* With the codec, in all steps but the first, in which there is no base: what this rank's gathers
+     * sent to the other nodes; gathers that were of differences, and those that were to be and crossed
+     * whole. */
+    uint64_t crossed_bytes, n_differences, n_whole;
+    double encode_ns, decode_ns; /* of a core, for a byte of a shard */
 } rank_result;
 
 /* One rank's whole life, in a process of its own that has not used the device yet. The fabric has its rates.
@@ -80,7 +87,11 @@ typedef struct bound {
 double bound_ms(const bound *of);
 /* For each resource; the step's bound is the largest. */
 void bounds_of(const scenario *s, bound bounds_out[N_RESOURCES]);
-extern const char *const resource_names[N_RESOURCES];
+/* With differences: a group's keep the link busy for crossing_ms. The last one is of two resources: PCIe in
+ * forward, then the link in backward. */
+enum { N_CODEC_BOUNDS = N_RESOURCES + 1 };
+void codec_bounds_of(const scenario *s, double crossing_ms, bound bounds_out[N_CODEC_BOUNDS]);
+extern const char *const resource_names[N_CODEC_BOUNDS];
 /* GB/s that give the scenario's durations. */
 double pcie_rate(const scenario *s);
 double link_rate(const scenario *s);

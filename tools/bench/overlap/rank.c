@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "sim/gpu/simgpu.h"
+#include "tools/bench/overlap/content.h"
 #include "tools/bench/overlap/rank.h"
 
 static uint64_t ns_of(double ms) {
@@ -26,11 +27,6 @@ static uint64_t reduced_at(const rank *r, uint32_t g) {
 
 static uint64_t gradients_at(const rank *r, uint32_t g) {
     return r->memory + (uint64_t)(2 * N_GROUPS + g % N_GRADIENTS * N_RANKS) * SHARD_BYTES;
-}
-
-/* What every byte of a shard is in a step. */
-static uint8_t content_of(uint32_t g, uint32_t extent, uint32_t rank, uint32_t step) {
-    return (uint8_t)(1 + g * 31 + extent * 17 + rank * 7 + step * 13);
 }
 
 /* ---- agreements ---- */
@@ -53,15 +49,15 @@ typedef struct look {
     uint32_t g, step;
 } look;
 
-/* Samples of every shard: first byte, last byte. On the compute stream's thread. */
+/* Every byte. On the compute stream's thread. */
 static void look_body(void *data) {
     const look *l = data;
     for (uint32_t i = 0; i < N_EXTENTS; i++) {
         const uint8_t *at = (const uint8_t *)(uintptr_t)l->r->extents[l->g][i];
         for (uint32_t rank = 0; rank < N_RANKS; rank++) {
             const uint8_t *shard = at + rank * EXTENT_SHARD_BYTES[i];
-            uint8_t expected = content_of(l->g, i, rank, l->step);
-            if (shard[0] != expected || shard[EXTENT_SHARD_BYTES[i] - 1] != expected) l->r->stamps.wrong++;
+            if (memcmp(shard, content_of(l->g, i, rank, l->step), EXTENT_SHARD_BYTES[i]) != 0)
+                l->r->stamps.wrong++;
         }
     }
 }
@@ -103,7 +99,7 @@ static void optimizer_body(void *data) {
     const look *l = data;
     for (uint32_t g = 0; g < N_GROUPS; g++)
         for (uint32_t i = 0; i < N_EXTENTS; i++)
-            memset((void *)(uintptr_t)shard_at(l->r, g, i), content_of(g, i, l->r->topology.rank, l->step),
+            memcpy((void *)(uintptr_t)shard_at(l->r, g, i), content_of(g, i, l->r->topology.rank, l->step),
                    EXTENT_SHARD_BYTES[i]);
     if (l->step > 0)
         l->r->stamps.end_ns[l->step - 1] = simgpu_ready_ns() + ns_of(l->r->config->scenario->optimizer_ms);
@@ -177,6 +173,7 @@ static void device_make(rank *r) {
     engine_open(r);
     simgpu_set_pcie(pcie_rate(r->config->scenario));
     simgpu_set_memory(MEMORY_RATE);
+    simgpu_set_core(r->config->core_times > 0 ? r->config->core_times : 1);
     MUST(!fcdp__driver_stream_create(r->drv, &r->compute));
     MUST(!fcdp__driver_stream_create(r->drv, &r->reduce));
     fcdp__driver_stream_name(r->drv, r->compute, "compute");
@@ -204,9 +201,10 @@ static void rank_make(rank *r, simnet_fabric *fabric, uint32_t number) {
 }
 
 /* No rank leaves before all are done: a rank that waits for one that has left takes that for a failure. */
-static void rank_end(rank *r) {
+static void rank_end(rank *r, rank_result *result_out) {
     MUST(!fcdp__driver_stream_sync(r->drv, r->compute));
     engine_drain(r);
+    engine_codec(r, result_out);
     simgpu_timeline_end();
     meet(r);
     engine_disconnect(r);
@@ -268,7 +266,7 @@ void rank_run(const run_config *config, simnet_fabric *fabric, board *b, uint32_
     result_out->h2d_bytes = stats.moves.h2d_bytes - before_all.moves.h2d_bytes;
     result_out->evictions = stats.moves.n_evictions - before_all.moves.n_evictions;
     result_out->peak_bytes = stats.device_peak_bytes;
-    rank_end(r);
+    rank_end(r, result_out);
     const uint64_t *before = r->stamps.end_ns + config->n_warm - 1;
     for (uint32_t i = 0; i < config->n_steps; i++)
         result_out->step_ms[i] = (double)(before[i + 1] - before[i]) / 1e6;

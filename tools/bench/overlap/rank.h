@@ -85,6 +85,8 @@ void engine_check(rank *r);
 void engine_stats(const rank *r, fcdp_engine_stats *stats_out);
 /* All that was begun is over, on r->compute too. */
 void engine_drain(rank *r);
+/* Drained: what the codec did in all steps. */
+void engine_codec(const rank *r, rank_result *result_out);
 /* All ranks are drained. */
 void engine_disconnect(rank *r);
 /* The last user of r->drv. */

@@ -84,6 +84,11 @@ rank_result sum_of(const shared *s) {
         sum.d2h_bytes += one->d2h_bytes;
         sum.h2d_bytes += one->h2d_bytes;
         sum.evictions += one->evictions;
+        sum.crossed_bytes += one->crossed_bytes;
+        sum.n_differences += one->n_differences;
+        sum.n_whole += one->n_whole;
+        sum.encode_ns += one->encode_ns;
+        sum.decode_ns += one->decode_ns;
         if (one->peak_bytes > sum.peak_bytes) sum.peak_bytes = one->peak_bytes;
     }
     return sum;

@@ -16,6 +16,19 @@ double median_step_ms(const shared *s, uint32_t n_steps, double *least_out, doub
 /* Over the ranks; the largest peak_bytes. */
 rank_result sum_of(const shared *s);
 
+/* ---- codec.c ---- */
+
+/* What keeps the link busy for a group, as it crossed in the run. */
+double crossing_ms(const run_config *config, const rank_result *sum);
+/* What the codec did in the run, printed. False: gathers crossed whole. */
+bool codec_print(const run_config *config, const rank_result *sum);
+/* What it adds to a step that compute binds, for links of several rates. False: a goal is missed, or gathered
+ * parameters were wrong. */
+bool codec_cost(const run_config *asked, shared *s);
+/* How many times the core's time of this bench's bytes a group has on a link of so many Gbit/s, on which its
+ * gather takes what the scenario says. */
+double core_times(const scenario *s, double gbit_per_s);
+
 /* ---- budgets.c; false: a figure misses its goal, or gathered parameters were wrong ---- */
 
 /* FCDP_POLICY=next-use in less and less device memory. */
