@@ -120,7 +120,8 @@ static fcdp_status differences_gather(const chunk *c, fcdp_stream inter) {
             cuts[n++] = (fcdp_delta_cut){c->groups[g], i, {inputs[i]}, part, base};
             at += bytes;
         }
-    fcdp_status status = fcdp__delta_gather(c->comm, &c->comm->deltas_together, cuts, n, inter);
+    fcdp_delta_way way = {.inter = inter, .bring = inter};
+    fcdp_status status = fcdp__delta_gather(c->comm, &c->comm->deltas_together, cuts, n, &way);
     free(cuts);
     return status;
 }

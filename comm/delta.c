@@ -18,7 +18,7 @@
 typedef fcdp_delta delta;
 typedef fcdp_delta_extent cut;
 
-/* What the driver does not give back stays page-locked, and so allocated. */
+/* No stream uses it. What the driver does not give back stays page-locked, and so allocated. */
 static fcdp_status staged_free(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
     size_t stay_bytes;
     if (!scratch->staged) return FCDP_OK;
@@ -31,6 +31,9 @@ static fcdp_status staged_free(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
 
 void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
     if (staged_free(scratch, drv)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    const fcdp_event events[] = {scratch->fetched, scratch->brought, scratch->stored};
+    for (size_t i = 0; i < sizeof events / sizeof *events; i++)
+        if (events[i]) fcdp__driver_event_destroy(drv, events[i]);
     free(scratch->own);
     free(scratch->all);
     *scratch = (fcdp_delta_scratch){0};
@@ -125,11 +128,22 @@ static bool state_serves(fcdp_delta_state *state) {
     return true;
 }
 
+/* On a mapped group's device the bytes are in host memory, and nothing restores them. */
+bool fcdp__delta_may_store(const fcdp_group *group) {
+    return fcdp__delta_may(group) && !group->comm->engine->host_computes && group->tier != FCDP_TIER_MAPPED;
+}
+
+/* On a device each gather is one of differences, once there is a base. */
+bool fcdp__delta_stores_next(const fcdp_group *group) {
+    return fcdp__delta_may_store(group) && group->delta.is_primed;
+}
+
 fcdp_status fcdp__delta_serves(fcdp_use *use, bool *serves_out) {
     fcdp_group *group = use->group;
     *serves_out = false;
     if (!fcdp__delta_may(group)) return FCDP_OK;
-    fcdp_status status = state_await(&group->delta, group->comm->engine->drv, &group->crossed, 1);
+    const fcdp_event events[] = {group->crossed, fcdp__region_stored(group->region)};
+    fcdp_status status = state_await(&group->delta, group->comm->engine->drv, events, 2);
     if (status) return status;
     bool comes = takes_base(group->comm) ? group->delta.is_primed : fcdp__group_rounds(group);
     *serves_out = comes && state_serves(&group->delta);
@@ -160,8 +174,8 @@ fcdp_base fcdp__delta_base(fcdp_group *group, uint32_t span) {
 }
 
 static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_delta_cut *cuts, size_t n,
-                         fcdp_stream inter) {
-    uint32_t which = inter == comm->set->streams[FCDP_STREAM_INTER_0] ? 0 : 1;
+                         const fcdp_delta_way *way) {
+    uint32_t which = way->inter == comm->set->streams[FCDP_STREAM_INTER_0] ? 0 : 1;
     delta *d = calloc(1, sizeof *d + n * sizeof *d->cuts);
     fcdp_delta_head *heads = calloc(comm->topology.n_nodes, sizeof *heads);
     if (!d || !heads) {
@@ -178,6 +192,7 @@ static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_de
     d->by_gain = comm->engine->options.codec == FCDP_CODEC_AUTO;
     d->encodes = !(d->by_gain && state->is_hopeless);
     d->rounds = comm->engine->options.codec == FCDP_CODEC_INT8;
+    d->stores = way->stores;
     d->heads = heads;
     for (const fcdp_delta_cut *c = cuts; c < cuts + n; c++) {
         d->cuts[d->n_cuts++] = (cut){.group = c->group,
@@ -194,30 +209,41 @@ static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_de
     return d;
 }
 
-static size_t shards_bytes(const delta *d) {
-    return fcdp__round_up(d->bytes, 64);
+static size_t places_bytes(const delta *d) {
+    return fcdp__round_up(d->n * d->bytes, 64);
+}
+
+static bool has_base_on_device(const delta *d) {
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts && d->encodes; c++)
+        if (c->from.where == FCDP_BASE_ON_DEVICE) return true;
+    return false;
 }
 
 /* Where the host functions find each cut's bytes: with `staged`, all but a base in host memory there, and
  * else in device memory. */
 static void rows_set(delta *d, const fcdp_delta_cut *cuts, char *staged) {
     const fcdp_topology *topology = &d->comm->topology;
-    char *place = staged ? staged + shards_bytes(d) : NULL;
+    char *place = staged, *base = staged ? staged + places_bytes(d) : NULL;
     for (uint32_t k = 0; k < d->n_cuts; k++) {
         cut *c = &d->cuts[k];
-        c->shard = staged ? staged : (const char *)(uintptr_t)cuts[k].shard.addr;
+        c->shard = (const char *)(uintptr_t)cuts[k].shard.addr;
         c->places = (fcdp_delta_rows){(char *)(uintptr_t)cuts[k].part.at.addr, cuts[k].part.stride_bytes};
+        c->base = c->places;
         if (staged) {
             c->places = (fcdp_delta_rows){place, d->bytes};
-            staged += c->bytes;
+            c->shard = fcdp__delta_row(c->places, d->me);
+            c->base = (fcdp_delta_rows){base, d->bytes};
             place += c->bytes;
+            base += c->bytes;
         }
         fcdp_piece first = fcdp__plan_shard(c->group->layout, topology, cuts[k].extent, 0, topology->local);
-        char *host = fcdp__host_data(c->group->block);
+        c->host_offset_bytes = first.offset_bytes;
+        c->host_stride_bytes = topology->node_size * first.bytes;
         if (c->from.where == FCDP_BASE_IN_HOST)
-            c->base = (fcdp_delta_rows){host + first.offset_bytes, topology->node_size * first.bytes};
-        else if (c->from.where == FCDP_BASE_ON_DEVICE)
-            c->base = c->places;
+            c->base = (fcdp_delta_rows){(char *)fcdp__host_data(c->group->block) + first.offset_bytes,
+                                        c->host_stride_bytes};
+        else if (c->from.where == FCDP_BASE_NOWHERE)
+            c->base = (fcdp_delta_rows){NULL, 0};
     }
 }
 
@@ -239,29 +265,51 @@ static void access_add(access_list *list, const char *at, size_t bytes, bool wri
     list->at[list->n++] = (fcdp_access){{(uintptr_t)at}, bytes, writes};
 }
 
-static void base_add(access_list *list, const cut *c, uint32_t member) {
-    const char *at = fcdp__delta_row(c->base, member);
+/* A piece of a group's host memory. */
+static void host_add(access_list *list, const cut *c, const char *at, bool writes) {
     bool pinned;
     for (size_t done = 0, n; done < c->bytes; done += n) {
-        n = c->from.where == FCDP_BASE_IN_HOST
-                ? fcdp__host_run_bytes(c->group->block, at + done, c->bytes - done, &pinned)
-                : c->bytes;
-        access_add(list, at + done, n, false);
+        n = fcdp__host_run_bytes(c->group->block, at + done, c->bytes - done, &pinned);
+        access_add(list, at + done, n, writes);
     }
+}
+
+static void base_add(access_list *list, const cut *c, uint32_t member) {
+    const char *at = fcdp__delta_row(c->base, member);
+    if (c->from.where == FCDP_BASE_IN_HOST)
+        host_add(list, c, at, false);
+    else
+        access_add(list, at, c->bytes, false);
+}
+
+static void announce_list(const delta *d, access_list *list) {
+    fcdp__driver_announce(d->comm->engine->drv, list->at, list->n);
+    free(list->at);
 }
 
 static void announce(const delta *d, bool crosses) {
     access_list list = {0};
     for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
+        bool is_in_place = c->shard == fcdp__delta_row(c->places, d->me);
         if (!crosses) access_add(&list, c->shard, c->bytes, false);
         for (uint32_t b = 0; b < d->n; b++) {
             if (d->encodes && !(crosses && b == d->me)) base_add(&list, c, b);
-            if (crosses || b == d->me)
+            if (crosses || (b == d->me && !is_in_place))
                 access_add(&list, fcdp__delta_row(c->places, b), c->bytes, crosses != (b == d->me));
         }
     }
-    fcdp__driver_announce(d->comm->engine->drv, list.at, list.n);
-    free(list.at);
+    announce_list(d, &list);
+}
+
+static void announce_store(const delta *d) {
+    access_list list = {0};
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
+        for (uint32_t b = 0; b < d->n; b++) {
+            access_add(&list, fcdp__delta_row(c->places, b), c->bytes, false);
+            for (uint32_t i = 0; i < fcdp__host_block_copies(c->group->block); i++)
+                host_add(&list, c, fcdp__delta_host_row(c, i, b), true);
+        }
+    announce_list(d, &list);
 }
 
 /* Behind this rank's own stores. */
@@ -279,13 +327,39 @@ static fcdp_status stores_await(const delta *d, fcdp_stream inter) {
 
 /* ---- a device whose memory is not the host's ---- */
 
+/* What is on the streams uses the smaller one. */
+static fcdp_status staged_empty(const delta *d, fcdp_stream inter) {
+    fcdp_driver *drv = d->comm->engine->drv;
+    const fcdp_event events[] = {d->scratch->brought, d->scratch->stored};
+    fcdp_status status = fcdp__driver_stream_sync(drv, inter);
+    for (size_t i = 0; i < sizeof events / sizeof *events && !status; i++)
+        status = fcdp__driver_event_sync(drv, events[i]);
+    return status ? status : staged_free(d->scratch, drv);
+}
+
+/* Events that were made before a failure are kept for the next try. */
+static fcdp_status events_make(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
+    fcdp_event *const events[] = {&scratch->fetched, &scratch->brought, &scratch->stored};
+    for (size_t i = 0; i < sizeof events / sizeof *events; i++) {
+        if (*events[i]) continue;
+        fcdp_status status = fcdp__driver_event_create_blocking(drv, events[i]);
+        if (!status) continue;
+        *events[i] = NULL;
+        return status;
+    }
+    return FCDP_OK;
+}
+
 static fcdp_status staged_reserve(const delta *d, fcdp_stream inter) {
     fcdp_driver *drv = d->comm->engine->drv;
     fcdp_delta_scratch *scratch = d->scratch;
-    size_t bytes = fcdp__round_up(shards_bytes(d) + d->n * d->bytes, 64 << 10), stay_bytes;
-    if (bytes <= scratch->staged_bytes) return FCDP_OK;
-    fcdp_status status = fcdp__driver_stream_sync(drv, inter); /* what is on it uses the smaller one */
-    if (!status) status = staged_free(scratch, drv);
+    size_t bytes = places_bytes(d) + (has_base_on_device(d) ? d->n * d->bytes : 0), stay_bytes;
+    fcdp_status status = FCDP_OK;
+    for (int i = 0; i < FCDP_N_INTER && !status; i++)
+        status = events_make(&d->comm->set->delta_scratch[i], drv);
+    if (status || bytes <= scratch->staged_bytes) return status;
+    bytes = fcdp__round_up(bytes, 64 << 10);
+    status = staged_empty(d, inter);
     if (status) return status;
     char *staged = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (staged == MAP_FAILED)
@@ -301,10 +375,13 @@ static fcdp_status staged_reserve(const delta *d, fcdp_stream inter) {
     return FCDP_OK;
 }
 
-/* This rank's shards, and a base that the device alone has. */
+/* This rank's shards, and a base that the device alone has: behind the fetches of the gathers before, which
+ * are needed first, and once the last gather's shards have been stored. */
 static fcdp_status shards_fetch(const delta *d, const fcdp_delta_cut *cuts, fcdp_stream inter) {
     fcdp_driver *drv = d->comm->engine->drv;
-    fcdp_status status = FCDP_OK;
+    fcdp_status status = fcdp__driver_stream_wait(drv, inter, d->scratch->stored);
+    for (int i = 0; i < FCDP_N_INTER && !status; i++)
+        status = fcdp__driver_stream_wait(drv, inter, d->comm->set->delta_scratch[i].fetched);
     for (uint32_t k = 0; k < d->n_cuts && !status; k++) {
         const cut *c = &d->cuts[k];
         status = fcdp__driver_copy_d2h(drv, (char *)c->shard, cuts[k].shard, c->bytes, inter);
@@ -313,12 +390,12 @@ static fcdp_status shards_fetch(const delta *d, const fcdp_delta_cut *cuts, fcdp
                                            fcdp__dptr_add(cuts[k].part.at, b * cuts[k].part.stride_bytes),
                                            c->bytes, inter);
     }
-    return status;
+    return status ? status : fcdp__driver_event_record(drv, d->scratch->fetched, inter);
 }
 
-/* What has come of all members. In staged memory it lies side by side; where it does so on the device, too,
- * it is one copy. */
-static fcdp_status places_bring(const delta *d, const fcdp_delta_cut *cuts, fcdp_stream inter) {
+/* What has come of the other members, behind the turn, and this rank's shards. In staged memory a member's
+ * lie side by side; where they do so on the device, too, it is one copy. */
+static fcdp_status places_bring(const delta *d, const fcdp_delta_cut *cuts, fcdp_stream bring) {
     fcdp_driver *drv = d->comm->engine->drv;
     fcdp_status status = FCDP_OK;
     fcdp_dptr to = {0};
@@ -327,24 +404,31 @@ static fcdp_status places_bring(const delta *d, const fcdp_delta_cut *cuts, fcdp
     for (uint32_t b = 0; b < d->n && !status; b++)
         for (uint32_t k = 0; k < d->n_cuts && !status; k++) {
             fcdp_dptr at = fcdp__dptr_add(cuts[k].part.at, b * cuts[k].part.stride_bytes);
-            if (bytes && at.addr != to.addr + bytes) {
-                status = fcdp__driver_copy_h2d(drv, to, from, bytes, inter);
+            if (b == d->me) {
+                status = fcdp__driver_copy_d2d(drv, at, cuts[k].shard, d->cuts[k].bytes, bring);
+                continue;
+            }
+            const char *row = fcdp__delta_row(d->cuts[k].places, b);
+            if (bytes && (at.addr != to.addr + bytes || row != from + bytes)) {
+                status = fcdp__driver_copy_h2d(drv, to, from, bytes, bring);
                 bytes = 0;
             }
-            if (!bytes) to = at, from = fcdp__delta_row(d->cuts[k].places, b);
+            if (!bytes) to = at, from = row;
             bytes += d->cuts[k].bytes;
         }
-    return status ? status : fcdp__driver_copy_h2d(drv, to, from, bytes, inter);
+    if (!status && bytes) status = fcdp__driver_copy_h2d(drv, to, from, bytes, bring);
+    return status ? status : fcdp__driver_event_record(drv, d->scratch->brought, bring);
 }
 
 /* ---- one gather ---- */
 
 /* `state`'s gather is the stream's from here on, whatever fails. */
 fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_delta_cut *cuts, size_t n,
-                               fcdp_stream inter) {
+                               const fcdp_delta_way *way) {
     fcdp_driver *drv = comm->engine->drv;
     fcdp_event turn = comm->set->turn[FCDP_LANE_INTER];
-    delta *d = delta_make(comm, state, cuts, n, inter);
+    fcdp_stream inter = way->inter;
+    delta *d = delta_make(comm, state, cuts, n, way);
     if (!d) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", cuts[0].group->name);
     bool stages = !comm->engine->host_computes;
     fcdp_status status = stages ? staged_reserve(d, inter) : FCDP_OK;
@@ -355,6 +439,7 @@ fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const f
         announce(d, false);
         status = fcdp__driver_host_function(drv, inter, fcdp__delta_encode_run, d);
     }
+    if (!status && stages) status = fcdp__driver_stream_wait(drv, inter, d->scratch->brought);
     if (!status) d->span = fcdp__comm_span_begin(comm->set, FCDP_LANE_INTER, inter);
     if (!status) status = fcdp__driver_stream_wait(drv, inter, turn);
     if (!status) {
@@ -367,8 +452,23 @@ fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const f
         fcdp__delta_span_end(d, inter, 0); /* the bytes are the host function's to say */
     if (!status) status = fcdp__driver_event_record(drv, turn, inter);
     if (!status) fcdp__count(&comm->engine->counts, FCDP_COUNT_GATHER_CALLS, 1);
-    if (!status && stages) status = places_bring(d, cuts, inter);
+    if (!status && way->bring != inter) status = fcdp__driver_stream_wait(drv, way->bring, turn);
+    if (!status && stages) status = places_bring(d, cuts, way->bring);
     return status;
+}
+
+static fcdp_status store_enqueue(void *gather, fcdp_stream d2h) {
+    delta *d = gather;
+    fcdp_driver *drv = d->comm->engine->drv;
+    announce_store(d);
+    fcdp_status status = fcdp__driver_host_function(drv, d2h, fcdp__delta_store_run, d);
+    return status ? status : fcdp__driver_event_record(drv, d->scratch->stored, d2h);
+}
+
+/* Behind the turn, as no other gather has had one since. */
+fcdp_status fcdp__delta_store(fcdp_group *group, uint32_t span_mask) {
+    return fcdp__region_store_by(group->region, span_mask, store_enqueue, group->delta.last,
+                                 group->comm->set->turn[FCDP_LANE_INTER]);
 }
 
 /* From here on no host function reads or writes what is not the gather's own. Where the device has failed,

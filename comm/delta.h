@@ -23,14 +23,19 @@
  * shards are. If they are to cross whole, it is these bytes that do.
  *
  * The host encodes and decodes, over a transport that can exchange host memory. Where the model computes on a
- * device, this rank's shards are copied to page-locked memory before the turn, and what came of all members
- * from there to its places behind it; the base stays where it is, in the node's host memory. Rounded numbers
- * are for models whose compute the host is (host_computes), and whose ranks restore the whole.
+ * device, this rank's shards are copied to page-locked memory before the turn, which needs none of the
+ * region's pages. Behind the turn, what came of the other members goes from there to its places on the
+ * device, and this rank's own shards go there within the device. The node's host memory, where the base is,
+ * gets all of it from page-locked memory too, by the host: nothing is stored over PCIe, and a use that waits
+ * for the bytes on the device does not wait for that. Rounded numbers are for models whose compute the host
+ * is (host_computes), and whose ranks restore the whole.
  *
- * By slices, other ranks of the node have stored parts of the base. The host function that encodes looks
- * whether the words of all of them say so, and waits for none: a rank that keeps the group on its device may
- * never store it, so then there is no base. These ranks store the next fill behind the node's all-gather of
- * it, to which this rank brings its pieces behind the gather, and so behind its last read of the base.
+ * By slices, other ranks of the node may have stored parts of the base (a gather of differences stores its
+ * lane's pieces; any other, and a use's end, slices). The host function that encodes looks whether the words
+ * of all of them say so, and waits for none: a rank that keeps the group on its device may never store it, so
+ * then there is no base. What these ranks store of the next fill as slices, they store behind the node's
+ * all-gather of it, to which this rank brings its pieces behind the gather, and so behind its last read of
+ * the base; and as pieces, it is none of this rank's base.
  */
 #ifndef FCDP_DELTA_H
 #define FCDP_DELTA_H
@@ -47,10 +52,13 @@
 typedef struct fcdp_delta_scratch {
     char *own, *all; /* what this rank sends; what all members send */
     size_t own_bytes, all_bytes;
-    char *staged; /* page-locked, where the device's memory is not the host's: its shards, all places */
+    /* page-locked, where the device's memory is not the host's: all places, and a base that the device alone
+     * has. Its gathers fetch one after another, on whichever stream: behind the last one's `fetched` */
+    char *staged;
     size_t staged_bytes;
+    fcdp_event fetched, brought, stored; /* the last gather's: the places have been read by both copies */
 } fcdp_delta_scratch;
-/* The stream has ended. */
+/* All streams have ended. */
 void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch, fcdp_driver *drv);
 
 /* A group's, or of what a shard group gathers together. Written in the lane's turn, from what all members
@@ -101,16 +109,27 @@ typedef struct fcdp_delta_cut {
     fcdp_part part;  /* where the members' lie, on the device */
     fcdp_base base;  /* of its span. On the device: in the part */
 } fcdp_delta_cut;
+typedef struct fcdp_delta_way {
+    fcdp_stream inter; /* behind the shards; ordered, where a base is on the device or the host computes */
+    fcdp_stream bring; /* ordered: what came is copied to the parts here. `inter` where the host computes */
+    bool stores;       /* fcdp__delta_store comes next */
+} fcdp_delta_way;
 /* In place of the copies of this rank's shards to their places, and of the all-gather of the cuts' parts; the
- * cuts of a group lie side by side. On `inter`, which is ordered, and behind the shards. `state` lasts until
- * the gather has ended, as the groups do. */
+ * cuts of a group lie side by side. `state` lasts until the gather has ended, as the groups do. */
 fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_delta_cut *cuts, size_t n,
-                               fcdp_stream inter) FCDP_MUST_CHECK;
+                               const fcdp_delta_way *way) FCDP_MUST_CHECK;
+/* In place of the store of what the group's gather has brought to the spans of `span_mask`: from the host's
+ * memory, and not from the device. The region's `stored` is recorded. */
+fcdp_status fcdp__delta_store(fcdp_group *group, uint32_t span_mask) FCDP_MUST_CHECK;
 
 /* ---- for moves.c ---- */
 
 typedef struct fcdp_use fcdp_use;
 
+/* Do the group's gathers of differences store what comes without the device? The same on every rank. */
+bool fcdp__delta_may_store(const fcdp_group *group);
+/* And is the next gather one of them, if it fills whole spans? */
+bool fcdp__delta_stores_next(const fcdp_group *group);
 /* Is this gather one of differences, or asks for one? The same on every member of the lane. Where the group's
  * last gather is still under way, the host waits for its end. */
 fcdp_status fcdp__delta_serves(fcdp_use *use, bool *serves_out) FCDP_MUST_CHECK;

@@ -94,9 +94,11 @@ static bool decode(const delta *d, uint32_t member, const char *wire, size_t byt
     return true;
 }
 
+/* In staged memory the shard lies there. */
 static void own_place(const delta *d) {
     for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
-        memcpy(fcdp__delta_row(c->places, d->me), c->shard, c->bytes);
+        if (fcdp__delta_row(c->places, d->me) != c->shard)
+            memcpy(fcdp__delta_row(c->places, d->me), c->shard, c->bytes);
 }
 
 /* ---- the rates ---- */
@@ -356,9 +358,21 @@ void fcdp__delta_cross_run(void *gather) {
     delta *d = gather;
     if (!run_begin(d)) return;
     fcdp_engine *engine = d->comm->engine;
-    if (!is_over(d) && cross(d)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    bool is_late = is_over(d);
+    d->came = !is_late && !cross(d);
+    if (!is_late && !d->came) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     fcdp__count(&engine->counts, FCDP_COUNT_GATHER_INTER_BYTES, d->sent_bytes);
     if (d->sent_bytes) groups_count(d);
     span_say(d);
+    atomic_store_explicit(&d->phase, d->stores ? FCDP_DELTA_IDLE : FCDP_DELTA_DONE, memory_order_release);
+}
+
+void fcdp__delta_store_run(void *gather) {
+    delta *d = gather;
+    if (!run_begin(d)) return;
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts && d->came; c++)
+        for (uint32_t i = 0; i < fcdp__host_block_copies(c->group->block); i++)
+            for (uint32_t b = 0; b < d->n; b++)
+                memcpy(fcdp__delta_host_row(c, i, b), fcdp__delta_row(c->places, b), c->bytes);
     atomic_store_explicit(&d->phase, FCDP_DELTA_DONE, memory_order_release);
 }

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 
 #include "comm/delta.h"
+#include "comm/internal.h"
 
 typedef struct fcdp_delta_head { /* of a member; all zeroes but for the gains: it has no base */
     uint64_t wire_bytes;         /* 0: there are too many differences */
@@ -25,6 +26,8 @@ typedef struct fcdp_delta_extent { /* one stale extent */
     const char *shard;      /* this rank's */
     fcdp_delta_rows places; /* of what comes */
     fcdp_delta_rows base;   /* read alone, or the places; NULL: there is none */
+    /* where the places are in each copy of the group's host memory */
+    size_t host_offset_bytes, host_stride_bytes;
     fcdp_base from;
     uint32_t span;
     size_t bytes;
@@ -49,6 +52,8 @@ typedef struct fcdp_delta {
     bool by_gain;         /* FCDP_CODEC=auto */
     bool encodes;         /* it has a base to encode from, and may gain by it */
     bool rounds;          /* FCDP_CODEC=int8 */
+    bool stores;          /* a third host function stores what came; the gather is done behind it */
+    bool came;            /* all of it is in the places */
     fcdp_rounding rounding;
     uint64_t encode_ns;
     size_t bytes; /* of one member's shards */
@@ -62,11 +67,18 @@ static inline char *fcdp__delta_row(fcdp_delta_rows of, uint32_t member) {
     return of.at + member * of.stride_bytes;
 }
 
-/* Both are of an fcdp_delta, on the gather's stream. The first encodes this rank's shards, before the lane's
- * turn. */
+static inline char *fcdp__delta_host_row(const fcdp_delta_extent *of, uint32_t copy, uint32_t member) {
+    return (char *)fcdp__host_copy(of->group->block, copy) + of->host_offset_bytes +
+           member * of->host_stride_bytes;
+}
+
+/* All are of an fcdp_delta; the first two are on the gather's stream. The first encodes this rank's shards,
+ * before the lane's turn. */
 void fcdp__delta_encode_run(void *gather);
 /* In the lane's turn. Behind it the places have the bytes of all members. */
 void fcdp__delta_cross_run(void *gather);
+/* From the places to every copy of the groups' host memory. */
+void fcdp__delta_store_run(void *gather);
 
 /* The gather's span in the trace ends: on `stream`, or at once. */
 void fcdp__delta_span_end(const fcdp_delta *d, fcdp_stream stream, uint64_t bytes);

@@ -192,6 +192,7 @@ struct fcdp_use { /* of one begin */
     bool packed;                   /* the gather is, through the staging buffer (moves.c) */
     bool delta;                    /* the gather is of differences (delta.h) ... */
     fcdp_base bases[FCDP_N_SPANS]; /* ... from these */
+    bool by_host;                  /* and the host stores what came: nothing is read from the device */
 };
 
 /* What one unshard, or one read from the node's copy, came to; bytes as in the engine's stats. */

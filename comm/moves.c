@@ -16,7 +16,11 @@
  *     the last of these streams, behind all of the others: ready -> caller's stream: compute -> used
  *
  * The compute waits for the store too: it may write into what it is given, and the host's copy must be what
- * was gathered.
+ * was gathered. It does not where the host stores what came to it before the device has it (delta.h):
+ *
+ *     caller's stream: written -> inter: fetch own shards, encode; in the lane's turn: exchange, decode
+ *                          -> h2d: what came, and within the device own shards -> crossed
+ *                          -> d2h: by the host: store own lane's pieces, words
  *
  * No failure is handled here. A step that fails leaves the streams half filled, and use.c ends the use.
  */
@@ -348,7 +352,8 @@ static fcdp_status packed_gather(fcdp_use *use) {
 /* ---- gather ---- */
 
 /* Part k is stale extent k's. */
-static fcdp_status differences_gather(fcdp_use *use, const fcdp_part *parts, size_t n, fcdp_stream inter) {
+static fcdp_status differences_gather(fcdp_use *use, const fcdp_part *parts, size_t n,
+                                      const fcdp_delta_way *way) {
     fcdp_group *group = use->group;
     fcdp_delta_cut *cuts = malloc((n + 1) * sizeof *cuts);
     if (!cuts) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
@@ -357,26 +362,41 @@ static fcdp_status differences_gather(fcdp_use *use, const fcdp_part *parts, siz
         fcdp_base base = use->bases[group->layout->extents[i].span];
         cuts[k] = (fcdp_delta_cut){group, i, {use->inputs[i]}, parts[k], base};
     }
-    fcdp_status status = fcdp__delta_gather(group->comm, &group->delta, cuts, n, inter);
+    fcdp_status status = fcdp__delta_gather(group->comm, &group->delta, cuts, n, way);
     free(cuts);
     return status;
 }
 
+/* Does the gather touch the region before its turn on the lane? One of differences does so where its base is
+ * there, or where the host computes. */
+static bool comes_in_place(const fcdp_use *use) {
+    if (!use->delta || use->group->comm->engine->host_computes) return true;
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (use->plan->fill_mask & 1u << s && use->bases[s].where == FCDP_BASE_ON_DEVICE) return true;
+    return false;
+}
+
 /* Copy this rank's stale shards into the region, then all-gather them with the ranks of the same local index;
- * or what of them differs from the last gather (delta.h). A restore of the same spans runs first: it would
- * overwrite them. */
+ * or what of them differs from the last gather (delta.h). That comes to a device on the stream of copies
+ * there, in the order of the uses: until then the gather need not wait for the pages, and once it is over the
+ * link its stream is free for the next one. A restore of the same spans runs first: it would overwrite
+ * them. */
 static fcdp_status inter_step(fcdp_use *use) {
     fcdp_group *group = use->group;
     const fcdp_topology *topology = &group->comm->topology;
-    fcdp_driver *drv = group->comm->engine->drv;
+    fcdp_engine *engine = group->comm->engine;
+    fcdp_driver *drv = engine->drv;
     fcdp_stream inter = group->comm->set->streams[group->comm->n_gathers++ % FCDP_N_INTER];
+    fcdp_delta_way way = {.inter = inter, .bring = inter, .stores = use->by_host};
+    if (use->delta && !engine->host_computes) way.bring = group->comm->set->copies[FCDP_TO_DEVICE];
+    fcdp_stream writer = comes_in_place(use) ? inter : way.bring; /* what is first to */
     fcdp_dptr base = fcdp__region_base(group->region);
     fcdp_part *parts = malloc((use->plan->n_stale + 1) * sizeof *parts);
     if (!parts) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
-    fcdp_status status = fcdp__region_order(group->region, inter);
+    fcdp_status status = fcdp__region_order(group->region, writer);
     if (!status) status = fcdp__driver_stream_wait(drv, inter, group->written);
     if (!status && use->plan->restore_mask & use->plan->fill_mask)
-        status = fcdp__driver_stream_wait(drv, inter, group->restored);
+        status = fcdp__driver_stream_wait(drv, writer, group->restored);
     size_t n = fcdp__plan_inter_parts(use->plan, group->layout, topology, base, parts);
     for (uint32_t k = 0; k < use->plan->n_stale && !use->delta && !status; k++) {
         uint32_t i = use->plan->stale[k];
@@ -385,11 +405,11 @@ static fcdp_status inter_step(fcdp_use *use) {
                                        (fcdp_dptr){use->inputs[i]}, place.bytes, inter);
     }
     if (!status)
-        status = use->delta ? differences_gather(use, parts, n, inter)
+        status = use->delta ? differences_gather(use, parts, n, &way)
                             : fcdp__comm_all_gather(group->comm, group, FCDP_LANE_INTER, parts, n, 0, inter);
-    if (!status) status = fcdp__driver_event_record(drv, group->crossed, inter);
+    if (!status) status = fcdp__driver_event_record(drv, group->crossed, way.bring);
     free(parts);
-    use->last = inter;
+    use->last = way.bring;
     return status ? fcdp__fail(status, "gathering '%s' between nodes: %s", group->name, fcdp_error_text())
                   : FCDP_OK;
 }
@@ -439,7 +459,10 @@ static fcdp_status node_by_host(fcdp_use *use) {
 
 /* If the policy would keep the group, or nothing is to load it, and the ranks exchange on the device (or the
  * node has one), skip the store: reshard or an eviction does it when needed. By slices, the store waits for
- * the node's all-gather on the copy stream, so that the node's stream goes on with the next group. */
+ * the node's all-gather on the copy stream, so that the node's stream goes on with the next group.
+ *
+ * A gather of differences of whole spans is in the host's memory anyhow, which stores it (delta.h), whatever
+ * policy says: so on all ranks of the node, each its lane's pieces. */
 fcdp_status fcdp__gather(fcdp_use *use) {
     fcdp_group *group = use->group;
     const fcdp_plan *plan = use->plan;
@@ -455,19 +478,22 @@ fcdp_status fcdp__gather(fcdp_use *use) {
     bool stores = (!by_slice && !is_alone) || !may_wait;
     fcdp_status status = use->packed ? FCDP_OK : fcdp__delta_serves(use, &use->delta);
     for (uint32_t s = 0; s < FCDP_N_SPANS && use->delta; s++) use->bases[s] = fcdp__delta_base(group, s);
+    use->by_host = use->delta && fcdp__delta_may_store(group) && !(plan->restore_mask & plan->fill_mask);
     if (!status) status = fcdp__region_begin_fill(group->region, plan->fill_mask);
     if (!status && use->packed)
         status = packed_gather(use);
     else if (!status)
         status = inter_step(use);
-    if (!status && stores && !by_slice)
+    if (!status && use->by_host)
+        status = fcdp__delta_store(group, plan->fill_mask);
+    else if (!status && stores && !by_slice)
         status = pieces_store(group, plan, plan->fill_mask, whole_mask, group->crossed);
     if (!status && !is_alone && !(by_slice && use->packed)) {
         status = by_slice ? node_by_slice(use) : node_by_host(use);
         if (status)
             status = fcdp__fail(status, "gathering '%s' within the node: %s", group->name, fcdp_error_text());
     }
-    if (!status && stores && by_slice) {
+    if (!status && stores && by_slice && !use->by_host) {
         status = fcdp__driver_event_record(engine->drv, group->gathered, use->last);
         if (!status) status = pieces_store(group, plan, plan->fill_mask, whole_mask, group->gathered);
         use->last = group->comm->set->copies[FCDP_TO_HOST];

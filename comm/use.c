@@ -113,12 +113,16 @@ static fcdp_status use_fail(fcdp_use *use, fcdp_stream stream, fcdp_status statu
     fcdp__region_invalidate(group->region, FCDP_SPAN_MASK_ALL);
     fcdp__validity_invalidate(group->validity);
     status = FCDP_OK;
-    for (int i = 0; i < FCDP_N_STREAMS && !status; i++) {
-        status = fcdp__driver_event_record(engine->drv, group->crossed, group->comm->set->streams[i]);
+    const fcdp_stream_set *set = group->comm->set;
+    fcdp_stream streams[FCDP_N_STREAMS + FCDP_N_DIRECTIONS];
+    memcpy(streams, set->streams, sizeof set->streams);
+    memcpy(streams + FCDP_N_STREAMS, set->copies, sizeof set->copies);
+    for (size_t i = 0; i < sizeof streams / sizeof *streams && !status; i++) {
+        status = fcdp__driver_event_record(engine->drv, group->crossed, streams[i]);
         if (!status) status = fcdp__driver_stream_wait(engine->drv, stream, group->crossed);
     }
-    for (int i = 0; i < FCDP_N_STREAMS && status; i++)
-        if (fcdp__driver_stream_sync(engine->drv, group->comm->set->streams[i]))
+    for (size_t i = 0; i < sizeof streams / sizeof *streams && status; i++)
+        if (fcdp__driver_stream_sync(engine->drv, streams[i]))
             fcdp__log(FCDP_LOG_DEBUG, "'%s': %s", group->name, fcdp_error_text());
     if (fcdp__region_release(group->region, stream, false))
         fcdp__log(FCDP_LOG_DEBUG, "'%s': %s", group->name, fcdp_error_text());
@@ -126,11 +130,13 @@ static fcdp_status use_fail(fcdp_use *use, fcdp_stream stream, fcdp_status statu
 }
 
 /* What the use needs, for the plan of later ones (tiering/schedule.h). Where the node's ranks exchange in
- * host memory, a store is not to be spared. What is gathered though nothing has changed, as some rank has
- * dropped it, is what the use would have loaded: a plan is not to drop it again. */
+ * host memory, or the host stores what came to it, a store is not to be spared. What is gathered though
+ * nothing has changed, as some rank has dropped it, is what the use would have loaded: a plan is not to drop
+ * it again. */
 static void use_tell(const fcdp_use *use) {
     const fcdp_group *group = use->group;
-    bool stores_always = !fcdp__group_by_slice(group) && group->comm->topology.node_size > 1;
+    bool by_host = fcdp__delta_stores_next(group) && !(use->plan->restore_mask & use->plan->fill_mask);
+    bool stores_always = by_host || (!fcdp__group_by_slice(group) && group->comm->topology.node_size > 1);
     size_t load_bytes = 0, fill_bytes = 0; /* of a spilled group none: it is kept by nobody */
     for (uint32_t s = 0; s < FCDP_N_SPANS && !fcdp__group_is_spilled(group); s++) {
         if (use->plan->restore_mask & 1u << s) load_bytes += group->layout->span[s].bytes;
@@ -162,13 +168,14 @@ static fcdp_status use_run(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
     if (!status) status = fcdp__restore(use);
     if (!status) status = fcdp__gather(use);
     fcdp__gather_release(use, !status);
-    /* Ready is behind everything, on the stream that ends last. Where nothing was enqueued it is what it
-     * was. */
+    /* Ready is behind everything that touches the region, on the stream that ends last. Where nothing was
+     * enqueued it is what it was. */
     if (!status && use->last && use->plan->restore_mask)
         status = fcdp__driver_stream_wait(drv, use->last, group->restored);
     if (!status && use->last && use->plan->n_stale) {
         status = fcdp__driver_stream_wait(drv, use->last, group->crossed);
-        if (!status) status = fcdp__driver_stream_wait(drv, use->last, fcdp__region_stored(group->region));
+        if (!status && !use->by_host)
+            status = fcdp__driver_stream_wait(drv, use->last, fcdp__region_stored(group->region));
     }
     if (!status && use->last)
         status = fcdp__driver_event_record(drv, fcdp__region_ready(group->region), use->last);

@@ -125,6 +125,12 @@ typedef struct fcdp_piece_list {
  * their words. In use; `stored` is recorded. */
 fcdp_status fcdp__region_store(fcdp_region *region, uint32_t span_mask, fcdp_piece_list own,
                                fcdp_event after) FCDP_MUST_CHECK;
+/* The same where `copy` enqueues what brings this process's pieces there, to every copy of the block, on the
+ * stream that it is given: a host function from elsewhere in host memory, as what came over the network. No
+ * byte is read from the device then. */
+typedef fcdp_status (*fcdp_region_copy)(void *arg, fcdp_stream stream);
+fcdp_status fcdp__region_store_by(fcdp_region *region, uint32_t span_mask, fcdp_region_copy copy, void *arg,
+                                  fcdp_event after) FCDP_MUST_CHECK;
 /* Device bytes outside the region, and their place in it. */
 typedef struct fcdp_source {
     fcdp_dptr at;

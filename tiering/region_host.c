@@ -257,6 +257,14 @@ fcdp_status fcdp__region_store(fcdp_region *region, uint32_t span_mask, fcdp_pie
     return store_end(region, span_mask, status);
 }
 
+fcdp_status fcdp__region_store_by(fcdp_region *region, uint32_t span_mask, fcdp_region_copy copy, void *arg,
+                                  fcdp_event after) {
+    FCDP_CHECK(1, region->block);
+    fcdp_status status = store_begin(region, after);
+    if (!status) status = copy(arg, region->streams[FCDP_TO_HOST]);
+    return store_end(region, span_mask, status);
+}
+
 /* At first the new epoch is nowhere. Another thread may be evicting a kept region: its copy must end before
  * the others may write. */
 fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources,

@@ -65,24 +65,27 @@ void bounds_of(const scenario *s, bound bounds_out[N_RESOURCES]) {
 }
 
 /* A gather of differences (comm/delta.h) first brings this rank's shard to the host over PCIe. Three
- * exchanges follow: heads, differences and the verdict. Then all members' shards, half a group, come to
- * the device over PCIe. What the host computes is to be hidden, so no bound has it.
+ * exchanges follow: heads, differences and the verdict. Then the other members' shards come to the device
+ * over PCIe. What the host computes is to be hidden, so no bound has it, and it stores what came: nothing is
+ * left to store over PCIe, which in forward carries as much one way as the other.
  *
- * A rank's fetches may all come first in a step, so nothing keeps PCIe from being busy in all of forward.
- * The last store is of the group that backward loads first, and the first reduction comes behind that
- * group's backward. So all that forward brings to the host, and all reductions, come one after another. */
+ * PCIe has something to bring to the device once the first differences have crossed, and loads all groups but
+ * the root in backward. Behind the last group that forward brings are its forward and backward, and only then
+ * is there something to reduce. So all that forward brings, and all reductions, come one after another. */
 void codec_bounds_of(const scenario *s, double crossing_ms, bound bounds_out[N_CODEC_BOUNDS]) {
-    double fetch_ms = s->pcie_ms * NODE_SIZE / N_RANKS, latency_ms = s->link_latency_us / 1e3;
+    double shard_ms = s->pcie_ms * NODE_SIZE / N_RANKS, latency_ms = s->link_latency_us / 1e3;
+    double bring_ms = (N_NODES - 1) * shard_ms, crossed_ms = shard_ms + crossing_ms + 3 * latency_ms;
     double node_ms = s->node_ms + s->node_latency_us / 1e3;
     double reduce_ms = (double)((N_RANKS - 1) * SHARD_BYTES) / (link_rate(s) * 1e6);
     bounds_of(s, bounds_out);
-    bounds_out[RESOURCE_COMPUTE].before_ms = fetch_ms + crossing_ms + 3 * latency_ms + s->pcie_ms + node_ms;
-    bounds_out[RESOURCE_PCIE].before_ms = 0;
-    bounds_out[RESOURCE_PCIE].busy_ms += N_GROUPS * fetch_ms;
-    bounds_out[RESOURCE_LINK].before_ms = fetch_ms;
+    bounds_out[RESOURCE_COMPUTE].before_ms = crossed_ms + bring_ms + node_ms;
+    bounds_out[RESOURCE_PCIE].before_ms = crossed_ms;
+    bounds_out[RESOURCE_PCIE].busy_ms = N_GROUPS * bring_ms + (N_GROUPS - 1) * s->pcie_ms;
+    bounds_out[RESOURCE_LINK].before_ms = shard_ms;
     bounds_out[RESOURCE_LINK].busy_ms = N_GROUPS * (crossing_ms + reduce_ms);
-    bounds_out[RESOURCE_LINK].turn_ms += latency_ms + s->pcie_ms;
-    bounds_out[N_RESOURCES] = (bound){.busy_ms = N_GROUPS * (fetch_ms + s->pcie_ms + reduce_ms),
-                                      .turn_ms = s->pcie_ms + node_ms + s->backward_ms,
+    bounds_out[RESOURCE_LINK].turn_ms += latency_ms + bring_ms;
+    bounds_out[N_RESOURCES] = (bound){.before_ms = crossed_ms,
+                                      .busy_ms = N_GROUPS * (bring_ms + reduce_ms),
+                                      .turn_ms = node_ms + s->forward_ms + s->backward_ms,
                                       .after_ms = latency_ms + s->optimizer_ms};
 }
