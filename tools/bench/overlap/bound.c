@@ -4,7 +4,7 @@
  */
 #include "tools/bench/overlap/overlap.h"
 
-const char *const resource_names[N_CODEC_BOUNDS] = {"compute", "pcie", "link", "pcie+link"};
+const char *const resource_names[N_CODEC_BOUNDS] = {"compute", "pcie", "link", "pcie+link", "host+link"};
 
 static const size_t GROUP_BYTES = (size_t)N_RANKS * SHARD_BYTES;
 
@@ -66,13 +66,15 @@ void bounds_of(const scenario *s, bound bounds_out[N_RESOURCES]) {
 
 /* A gather of differences (comm/delta.h) first brings this rank's shard to the host over PCIe. Three
  * exchanges follow: heads, differences and the verdict. Then the other members' shards come to the device
- * over PCIe. What the host computes is to be hidden, so no bound has it, and it stores what came: nothing is
- * left to store over PCIe, which in forward carries as much one way as the other.
+ * over PCIe. The host stores what came: nothing is left to store over PCIe, which in forward carries as much
+ * one way as the other. What the host computes for a group is to be hidden, so it is in no chain; but where a
+ * rank has one core, that computes for one group after another.
  *
  * PCIe has something to bring to the device once the first differences have crossed, and loads all groups but
  * the root in backward. Behind the last group that forward brings are its forward and backward, and only then
  * is there something to reduce. So all that forward brings, and all reductions, come one after another. */
-void codec_bounds_of(const scenario *s, double crossing_ms, bound bounds_out[N_CODEC_BOUNDS]) {
+void codec_bounds_of(const scenario *s, double crossing_ms, double host_ms,
+                     bound bounds_out[N_CODEC_BOUNDS]) {
     double shard_ms = s->pcie_ms * NODE_SIZE / N_RANKS, latency_ms = s->link_latency_us / 1e3;
     double bring_ms = (N_NODES - 1) * shard_ms, crossed_ms = shard_ms + crossing_ms + 3 * latency_ms;
     double node_ms = s->node_ms + s->node_latency_us / 1e3;
@@ -88,4 +90,8 @@ void codec_bounds_of(const scenario *s, double crossing_ms, bound bounds_out[N_C
                                       .busy_ms = N_GROUPS * (bring_ms + reduce_ms),
                                       .turn_ms = node_ms + s->forward_ms + s->backward_ms,
                                       .after_ms = latency_ms + s->optimizer_ms};
+    bounds_out[CODEC_BOUND_HOST] = bounds_out[N_RESOURCES];
+    bounds_out[CODEC_BOUND_HOST].before_ms = shard_ms;
+    bounds_out[CODEC_BOUND_HOST].busy_ms = N_GROUPS * (host_ms + reduce_ms);
+    bounds_out[CODEC_BOUND_HOST].turn_ms += bring_ms;
 }

@@ -15,6 +15,11 @@ double crossing_ms(const run_config *config, const rank_result *sum) {
     return (double)sum->crossed_bytes / n_gathers / (link_rate(config->scenario) * 1e6);
 }
 
+double host_ms(const run_config *config, const rank_result *sum) {
+    double ns = (sum->encode_ns + (N_NODES - 1) * sum->decode_ns) / N_RANKS;
+    return config->core_times * SHARD_BYTES * ns / 1e6;
+}
+
 double core_times(const scenario *s, double gbit_per_s) {
     return gbit_per_s / 8 / link_rate(s);
 }

@@ -49,29 +49,33 @@ static void print_bounds(const bound *bounds, int n, int busiest) {
     for (int i = 0; i < n; i++) {
         const bound *b = &bounds[i];
         printf("  %-*s %7.2f ms = %.2f before + %.2f busy + %.2f turn + %.2f after%s\n",
-               n > N_RESOURCES ? 9 : 8, resource_names[i], bound_ms(b), b->before_ms, b->busy_ms, b->turn_ms,
+               n > N_RESOURCES ? 10 : 8, resource_names[i], bound_ms(b), b->before_ms, b->busy_ms, b->turn_ms,
                b->after_ms, i == busiest ? "  <- the bound" : "");
     }
 }
 
 /* Prints; returns the ratio. Negative: the steady state costs what it must not, or gathered parameters were
- * wrong. With the codec, the host may wait for a group's last gather. */
-static double report(const run_config *config, const shared *s) {
+ * wrong. With the codec, the host may wait for a group's last gather; *meets_out: the step meets the goal,
+ * over its bound or over what one core of each rank can do. (Host functions of two streams run at once.) */
+static double report(const run_config *config, const shared *s, bool *meets_out) {
     bound bounds[N_CODEC_BOUNDS];
     double least, most, median = median_step_ms(s, config->n_steps, &least, &most);
     int busiest = RESOURCE_COMPUTE, n = config->codec ? N_CODEC_BOUNDS : N_RESOURCES;
     rank_result sum = sum_of(s);
     double per_step = (double)config->n_steps * N_RANKS;
     if (config->codec)
-        codec_bounds_of(config->scenario, crossing_ms(config, &sum), bounds);
+        codec_bounds_of(config->scenario, crossing_ms(config, &sum), host_ms(config, &sum), bounds);
     else
         bounds_of(config->scenario, bounds);
     for (int i = 0; i < n; i++)
-        if (bound_ms(&bounds[i]) > bound_ms(&bounds[busiest])) busiest = i;
+        if (i != CODEC_BOUND_HOST && bound_ms(&bounds[i]) > bound_ms(&bounds[busiest])) busiest = i;
     double ratio = median / bound_ms(&bounds[busiest]);
-    printf("%s: a step takes %.2f ms (median of %u; %.2f to %.2f), %.2f of its bound%s:\n",
-           config->scenario->name, median, config->n_steps, least, most, ratio,
-           config->codec && ratio > MOST_OVER_BOUND ? " (goal 1.05, MISSED)" : "");
+    double by_host = config->codec ? median / bound_ms(&bounds[CODEC_BOUND_HOST]) : ratio;
+    *meets_out = !config->codec || ratio <= MOST_OVER_BOUND || by_host <= MOST_OVER_BOUND;
+    printf("%s: a step takes %.2f ms (median of %u; %.2f to %.2f), %.2f of its bound", config->scenario->name,
+           median, config->n_steps, least, most, ratio);
+    if (by_host < ratio) printf(", %.2f of what one core a rank can do", by_host);
+    printf("%s:\n", *meets_out ? "" : " (goal 1.05, MISSED)");
     print_bounds(bounds, n, busiest);
     printf("  per step and rank: creates %.2f maps %.2f set-access %.2f unmaps %.2f\n",
            (double)sum.creates / per_step, (double)sum.maps / per_step, (double)sum.accesses / per_step,
@@ -175,8 +179,9 @@ int main(int argc, char **argv) {
         a.run.scenario = &of;
         a.run.core_times = a.run.codec ? core_times(&of, CODEC_GBIT) : 1;
         if (!scenario_run(&a.run, s)) return 1;
-        ratios[i] = report(&a.run, s);
-        good = good && ratios[i] > 0 && (!a.run.codec || ratios[i] <= MOST_OVER_BOUND);
+        bool meets;
+        ratios[i] = report(&a.run, s, &meets);
+        good = good && ratios[i] > 0 && meets;
         if (ratios[i] < 0) ratios[i] = -ratios[i];
     }
     if (a.run.codec) {

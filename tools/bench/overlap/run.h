@@ -20,6 +20,8 @@ rank_result sum_of(const shared *s);
 
 /* What keeps the link busy for a group, as it crossed in the run. */
 double crossing_ms(const run_config *config, const rank_result *sum);
+/* What keeps a core of each rank busy for a group: it encodes, and decodes what the others sent. */
+double host_ms(const run_config *config, const rank_result *sum);
 /* What the codec did in the run, printed. False: gathers crossed whole. */
 bool codec_print(const run_config *config, const rank_result *sum);
 /* What it adds to a step that compute binds, for links of several rates. False: a goal is missed, or gathered
