@@ -1,7 +1,8 @@
 /* delta.c - which gathers bring differences, or rounded numbers, and how one is enqueued. What happens in it
  * is in delta_exchange.c.
  *
- * A gather is two host functions on its stream, around the wait for the lane's turn. What they read and write
+ * A gather is two host functions on its stream, around the wait for the lane's turn, and on a device mostly a
+ * third one, which stores what came, on the stream of copies to the host. What they read and write
  * lies in device memory where the host computes, and else in page-locked memory, with copies before and
  * behind.
  */
@@ -25,7 +26,7 @@ static fcdp_status staged_free(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
     fcdp_status status = fcdp__driver_host_unpin(drv, scratch->staged, scratch->staged_bytes, &stay_bytes);
     if (!status) munmap(scratch->staged, scratch->staged_bytes);
     scratch->staged = NULL;
-    scratch->staged_bytes = 0;
+    scratch->staged_bytes = scratch->own_room_bytes = 0;
     return status;
 }
 
@@ -209,8 +210,9 @@ static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_de
     return d;
 }
 
+/* Of the others. */
 static size_t places_bytes(const delta *d) {
-    return fcdp__round_up(d->n * d->bytes, 64);
+    return fcdp__round_up((d->n - 1) * d->bytes, 64);
 }
 
 static bool has_base_on_device(const delta *d) {
@@ -223,16 +225,19 @@ static bool has_base_on_device(const delta *d) {
  * else in device memory. */
 static void rows_set(delta *d, const fcdp_delta_cut *cuts, char *staged) {
     const fcdp_topology *topology = &d->comm->topology;
-    char *place = staged, *base = staged ? staged + places_bytes(d) : NULL;
+    char *own = staged, *place = staged ? staged + d->scratch->own_room_bytes : NULL;
+    char *base = staged ? place + places_bytes(d) : NULL;
     for (uint32_t k = 0; k < d->n_cuts; k++) {
         cut *c = &d->cuts[k];
         c->shard = (const char *)(uintptr_t)cuts[k].shard.addr;
-        c->places = (fcdp_delta_rows){(char *)(uintptr_t)cuts[k].part.at.addr, cuts[k].part.stride_bytes};
+        c->places = (fcdp_delta_rows){.at = (char *)(uintptr_t)cuts[k].part.at.addr,
+                                      .stride_bytes = cuts[k].part.stride_bytes};
         c->base = c->places;
         if (staged) {
-            c->places = (fcdp_delta_rows){place, d->bytes};
-            c->shard = fcdp__delta_row(c->places, d->me);
-            c->base = (fcdp_delta_rows){base, d->bytes};
+            c->places = (fcdp_delta_rows){.at = place, .stride_bytes = d->bytes, .own = own, .me = d->me};
+            c->shard = own;
+            c->base = (fcdp_delta_rows){.at = base, .stride_bytes = d->bytes};
+            own += c->bytes;
             place += c->bytes;
             base += c->bytes;
         }
@@ -240,10 +245,10 @@ static void rows_set(delta *d, const fcdp_delta_cut *cuts, char *staged) {
         c->host_offset_bytes = first.offset_bytes;
         c->host_stride_bytes = topology->node_size * first.bytes;
         if (c->from.where == FCDP_BASE_IN_HOST)
-            c->base = (fcdp_delta_rows){(char *)fcdp__host_data(c->group->block) + first.offset_bytes,
-                                        c->host_stride_bytes};
+            c->base = (fcdp_delta_rows){.at = (char *)fcdp__host_data(c->group->block) + c->host_offset_bytes,
+                                        .stride_bytes = c->host_stride_bytes};
         else if (c->from.where == FCDP_BASE_NOWHERE)
-            c->base = (fcdp_delta_rows){NULL, 0};
+            c->base = (fcdp_delta_rows){0};
     }
 }
 
@@ -327,13 +332,13 @@ static fcdp_status stores_await(const delta *d, fcdp_stream inter) {
 
 /* ---- a device whose memory is not the host's ---- */
 
-/* What is on the streams uses the smaller one. */
+/* What is on the streams uses the smaller one. Not all of it is behind the scratch's events, if recording one
+ * has failed, of another shard group's gather. */
 static fcdp_status staged_empty(const delta *d, fcdp_stream inter) {
     fcdp_driver *drv = d->comm->engine->drv;
-    const fcdp_event events[] = {d->scratch->brought, d->scratch->stored};
     fcdp_status status = fcdp__driver_stream_sync(drv, inter);
-    for (size_t i = 0; i < sizeof events / sizeof *events && !status; i++)
-        status = fcdp__driver_event_sync(drv, events[i]);
+    for (int i = 0; i < FCDP_N_DIRECTIONS && !status; i++)
+        status = fcdp__driver_stream_sync(drv, d->comm->set->copies[i]);
     return status ? status : staged_free(d->scratch, drv);
 }
 
@@ -353,12 +358,14 @@ static fcdp_status events_make(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
 static fcdp_status staged_reserve(const delta *d, fcdp_stream inter) {
     fcdp_driver *drv = d->comm->engine->drv;
     fcdp_delta_scratch *scratch = d->scratch;
-    size_t bytes = places_bytes(d) + (has_base_on_device(d) ? d->n * d->bytes : 0), stay_bytes;
+    size_t room = scratch->own_room_bytes, stay_bytes;
+    if (room < d->bytes) room = fcdp__round_up(d->bytes, 64);
+    size_t bytes = room + places_bytes(d) + (has_base_on_device(d) ? d->n * d->bytes : 0);
     fcdp_status status = FCDP_OK;
     for (int i = 0; i < FCDP_N_INTER && !status; i++)
         status = events_make(&d->comm->set->delta_scratch[i], drv);
-    if (status || bytes <= scratch->staged_bytes) return status;
-    bytes = fcdp__round_up(bytes, 64 << 10);
+    if (status || (room == scratch->own_room_bytes && bytes <= scratch->staged_bytes)) return status;
+    bytes = fcdp__round_up(bytes > scratch->staged_bytes ? bytes : scratch->staged_bytes, 64 << 10);
     status = staged_empty(d, inter);
     if (status) return status;
     char *staged = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -372,14 +379,17 @@ static fcdp_status staged_reserve(const delta *d, fcdp_stream inter) {
     }
     scratch->staged = staged;
     scratch->staged_bytes = bytes;
+    scratch->own_room_bytes = room;
     return FCDP_OK;
 }
 
 /* This rank's shards, and a base that the device alone has: behind the fetches of the gathers before, which
- * are needed first, and once the last gather's shards have been stored. */
+ * are needed first, and once the last gather's shards have been stored. That base goes where the last
+ * gather's places may be. */
 static fcdp_status shards_fetch(const delta *d, const fcdp_delta_cut *cuts, fcdp_stream inter) {
     fcdp_driver *drv = d->comm->engine->drv;
     fcdp_status status = fcdp__driver_stream_wait(drv, inter, d->scratch->stored);
+    if (!status && has_base_on_device(d)) status = fcdp__driver_stream_wait(drv, inter, d->scratch->brought);
     for (int i = 0; i < FCDP_N_INTER && !status; i++)
         status = fcdp__driver_stream_wait(drv, inter, d->comm->set->delta_scratch[i].fetched);
     for (uint32_t k = 0; k < d->n_cuts && !status; k++) {
@@ -394,7 +404,8 @@ static fcdp_status shards_fetch(const delta *d, const fcdp_delta_cut *cuts, fcdp
 }
 
 /* What has come of the other members, behind the turn, and this rank's shards. In staged memory a member's
- * lie side by side; where they do so on the device, too, it is one copy. */
+ * lie side by side; where they do so on the device, too, it is one copy. The copy of the own shards ends
+ * before `crossed`, and so before an optimizer writes them. */
 static fcdp_status places_bring(const delta *d, const fcdp_delta_cut *cuts, fcdp_stream bring) {
     fcdp_driver *drv = d->comm->engine->drv;
     fcdp_status status = FCDP_OK;

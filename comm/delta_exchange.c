@@ -1,7 +1,7 @@
 /* delta_exchange.c - what a rank does in one gather of differences, or of rounded numbers, and whether it is
  * worth it.
  *
- * All of it runs in two host functions on the gather's stream, so nothing here is known when the gather is
+ * All of it runs in host functions of the gather's, so nothing here is known when the gather is
  * enqueued: neither how large the differences are, nor whether the members have one base. They find that out
  * in the lane's turn, which lasts until the bytes are right. The next gather encodes meanwhile, unless CUDA
  * runs one host function at a time.
@@ -308,8 +308,10 @@ static bool run_begin(delta *d) {
                                                    memory_order_relaxed);
 }
 
-/* The shard is read here alone: whatever the program makes of it later, all members get what this rank has in
- * its own place. Where it changed while it was encoded, what the others decode has another fingerprint. */
+/* All members get what of the shard is read here: where the host computes, into this rank's own place. (On a
+ * device the shards are fetched once, and copied to their place there later; a program that writes them
+ * meanwhile, without FCDP's order, has two versions of them.) Where it changed while it was encoded, what the
+ * others decode has another fingerprint. */
 void fcdp__delta_encode_run(void *gather) {
     delta *d = gather;
     if (!run_begin(d)) return;

@@ -1,4 +1,4 @@
-/* delta_exchange.h - one gather of differences (delta.h): what delta.c enqueues, and what its two host
+/* delta_exchange.h - one gather of differences (delta.h): what delta.c enqueues, and what its host
  * functions make of it. For these two files.
  */
 #ifndef FCDP_DELTA_EXCHANGE_H
@@ -19,6 +19,9 @@ typedef struct fcdp_delta_head { /* of a member; all zeroes but for the gains: i
 typedef struct fcdp_delta_rows { /* of all members: that of member i begins i * stride_bytes on */
     char *at;
     size_t stride_bytes;
+    /* NULL, or member `me`'s, which lies apart: the others' follow each other as if there were none */
+    char *own;
+    uint32_t me;
 } fcdp_delta_rows;
 
 typedef struct fcdp_delta_extent { /* one stale extent */
@@ -64,7 +67,8 @@ typedef struct fcdp_delta {
 } fcdp_delta;
 
 static inline char *fcdp__delta_row(fcdp_delta_rows of, uint32_t member) {
-    return of.at + member * of.stride_bytes;
+    if (of.own && member == of.me) return of.own;
+    return of.at + (member - (of.own && member > of.me)) * of.stride_bytes;
 }
 
 static inline char *fcdp__delta_host_row(const fcdp_delta_extent *of, uint32_t copy, uint32_t member) {

@@ -152,7 +152,8 @@ fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask,
 /* Where pieces of a span are as the last fill brought them. In host memory, a host function on a stream that
  * is behind `stored` may read them; others' pieces only if fcdp__region_others_stored says so there. READY of
  * the next fill does not wait for these reads: they must be over before this process brings the other
- * processes anything of that fill, since these store it only then. */
+ * processes anything of that fill, since these store it only then; what they store without it (of
+ * fcdp__region_store_by) must lie elsewhere. */
 typedef enum fcdp_base_tier { FCDP_BASE_NOWHERE, FCDP_BASE_IN_HOST, FCDP_BASE_ON_DEVICE } fcdp_base_tier;
 typedef struct fcdp_base {
     fcdp_base_tier where;

@@ -213,6 +213,21 @@ static void test_a_changed_base_crosses_whole(void **state) {
     }
 }
 
+/* Of two gathers that use the same host memory, the second fetches its shards while what the first has
+ * brought is still copied to the device, and they are of different sizes. */
+static void test_gathers_of_other_sizes_follow(void **state) {
+    (void)state;
+    for (int way = 0; way < 6; way += ways_apart()) {
+        cluster_config config = make_config(shapes[way % 3][0], shapes[way % 3][1]);
+        config.prefetch = 2;
+        for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = way / 3;
+        for (uint32_t g = 0; g < N_GROUPS; g++)
+            config.groups[g].extents[0].shard_bytes = (uint32_t)way % 2 == g / 2 ? 30000 : 50000;
+        outcome result = run(&config, NULL, 0, 0);
+        assert_int_equal(result.n_whole, 0);
+    }
+}
+
 /* The first rank of a node stores its slices, and the second one keeps the groups on its device, where it has
  * the base of its lane. On a device all ranks store the next gather, as the host has it; where the host
  * computes, the second rank never does. */
@@ -341,6 +356,7 @@ int main(void) {
         cmocka_unit_test(test_fewer_bytes_cross),
         cmocka_unit_test(test_groups_that_cross_together_send_differences),
         cmocka_unit_test(test_a_changed_base_crosses_whole),
+        cmocka_unit_test(test_gathers_of_other_sizes_follow),
         cmocka_unit_test(test_what_a_node_has_not_stored_is_no_base),
         cmocka_unit_test(test_what_comes_wrong_crosses_whole),
         cmocka_unit_test(test_by_gain_too_many_differences_are_not_made_again),
