@@ -30,7 +30,7 @@ void simgpu__host_function_mark(bool running) {
 }
 
 /* In a forked child the parent's lock may be held for ever and its workers are gone, so nothing may touch
- * them. Every call asks: getpid() would make a system call of each. */
+ * them. Every call asks: getpid() would make a system call of each. A child of clone() alone is not seen. */
 static atomic_bool forked;
 
 static void child_mark(void) {

@@ -4,8 +4,8 @@ parameters are all cached, beside what it spends in plain FSDP2's.
 Two ranks, which stand for two nodes, train blocks of nine parameters on torch.device("sim"), where the host runs ahead
 of the device as it does on a GPU. What is counted is the thread's CPU time in FSDPParamGroup's unshard, wait_for_unshard
 and reshard of the blocks in backward: the collectives, the operators and the waits of other threads are in none of it.
-Much of it is FSDP2's own, whoever gathers: how long a pair takes where nobody does is measured as well. The three kinds
-of run take turns; a figure is the median of rank 0's pairs in the median run. How many calls a pair makes into FCDP's
+Much of it is FSDP2's own, whoever gathers: how long a pair takes where nothing is gathered, nor freed, is measured as
+well. The three kinds of run take turns; a figure is the median of rank 0's pairs in the median run. How many calls a pair makes into FCDP's
 core is counted in a run of its own. The last line is for scripts:
 
     host per unshard and reshard: fcdp A us plain B us

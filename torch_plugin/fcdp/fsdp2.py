@@ -267,7 +267,8 @@ def _take(param_group: Any, group: Group, device: torch.device) -> None:
 
 @functools.cache
 def _nothing(device: torch.device) -> torch.Tensor:
-    return torch.empty(0, device=device)
+    with torch.inference_mode(False):  # it is for all gathers that follow
+        return torch.empty(0, device=device)
 
 
 def _free_nothing() -> None:
