@@ -46,8 +46,7 @@ waits. Timelines and pictures are in build/overlap. Half a minute; no GPU is use
   --transport nccl   uses NCCL's entry points, of a double
   --codec delta      sends exact differences (FCDP_CODEC=delta), and bounds count their bytes. It also prints a step that
                      compute binds over the same without the codec, for links of 1, 10 and 25 Gbit/s. It ends with 1
-                     where a step takes more than 1.05 of its bound and of what one core a rank can do, or 1.02 of the
-                     one without. A minute and a half
+                     where a step takes more than 1.05 of its bound, or 1.02 of the one without. A minute and a half
   --budgets          instead: FCDP_POLICY=next-use with all groups on the device, and with less and less room for them,
                      where a step's moves over PCIe take as long as its compute; with prefetch and without. It ends with
                      1 where a step takes more than 1.05 of the first one at 50 % of W, or 1.15 with no room. A minute

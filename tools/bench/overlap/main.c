@@ -55,9 +55,9 @@ static void print_bounds(const bound *bounds, int n, int busiest) {
 }
 
 /* Prints; returns the ratio. Negative: the steady state costs what it must not, or gathered parameters were
- * wrong. With the codec, the host may wait for a group's last gather; *meets_out: the step meets the goal,
- * over its bound or over what one core of each rank can do. (Host functions of two streams run at once.) */
-static double report(const run_config *config, const shared *s, bool *meets_out) {
+ * wrong. With the codec, the host may wait for a group's last gather. What one core of each rank can do is
+ * shown beside the bound, and is none: host functions of two streams run at once here. */
+static double report(const run_config *config, const shared *s) {
     bound bounds[N_CODEC_BOUNDS];
     double least, most, median = median_step_ms(s, config->n_steps, &least, &most);
     int busiest = RESOURCE_COMPUTE, n = config->codec ? N_CODEC_BOUNDS : N_RESOURCES;
@@ -71,11 +71,10 @@ static double report(const run_config *config, const shared *s, bool *meets_out)
         if (i != CODEC_BOUND_HOST && bound_ms(&bounds[i]) > bound_ms(&bounds[busiest])) busiest = i;
     double ratio = median / bound_ms(&bounds[busiest]);
     double by_host = config->codec ? median / bound_ms(&bounds[CODEC_BOUND_HOST]) : ratio;
-    *meets_out = !config->codec || ratio <= MOST_OVER_BOUND || by_host <= MOST_OVER_BOUND;
     printf("%s: a step takes %.2f ms (median of %u; %.2f to %.2f), %.2f of its bound", config->scenario->name,
            median, config->n_steps, least, most, ratio);
     if (by_host < ratio) printf(", %.2f of what one core a rank can do", by_host);
-    printf("%s:\n", *meets_out ? "" : " (goal 1.05, MISSED)");
+    printf("%s:\n", config->codec && ratio > MOST_OVER_BOUND ? " (goal 1.05, MISSED)" : "");
     print_bounds(bounds, n, busiest);
     printf("  per step and rank: creates %.2f maps %.2f set-access %.2f unmaps %.2f\n",
            (double)sum.creates / per_step, (double)sum.maps / per_step, (double)sum.accesses / per_step,
@@ -179,9 +178,8 @@ int main(int argc, char **argv) {
         a.run.scenario = &of;
         a.run.core_times = a.run.codec ? core_times(&of, CODEC_GBIT) : 1;
         if (!scenario_run(&a.run, s)) return 1;
-        bool meets;
-        ratios[i] = report(&a.run, s, &meets);
-        good = good && ratios[i] > 0 && meets;
+        ratios[i] = report(&a.run, s);
+        good = good && ratios[i] > 0 && (!a.run.codec || ratios[i] <= MOST_OVER_BOUND);
         if (ratios[i] < 0) ratios[i] = -ratios[i];
     }
     if (a.run.codec) {
