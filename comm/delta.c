@@ -2,9 +2,8 @@
  * is in delta_exchange.c.
  *
  * A gather is two host functions on its stream, around the wait for the lane's turn, and on a device mostly a
- * third one, which stores what came, on the stream of copies to the host. What they read and write
- * lies in device memory where the host computes, and else in page-locked memory, with copies before and
- * behind.
+ * third one, which stores what came, on the stream of copies to the host. What they read and write lies in
+ * device memory where the host computes, and else in page-locked memory, with copies before and behind.
  */
 #include "comm/delta.h"
 

@@ -106,6 +106,7 @@ void simgpu__context_set_current(bool current);
 bool simgpu__context_is_current(void);
 /* This thread runs a host function of a stream, which must not call CUDA. */
 void simgpu__host_function_mark(bool running);
+/* From the first call on, simgpu__forked() is true in children forked off a process that has initialised. */
 void simgpu__forks_watch(void);
 bool simgpu__forked(void);
 
