@@ -260,7 +260,9 @@ static bool is_over(const delta *d) {
 }
 
 /* Words are raised without bytes where a rank has failed, and before that its failure is there. They are of a
- * later epoch where others are ahead in a gather of several groups: these store their own lanes' pieces. */
+ * later epoch where others are ahead, and have stored their own lanes' pieces of what comes next, perhaps
+ * without ever storing this epoch's slices. What lies there then is a base if all members have the same
+ * bytes: heads and decoded bytes are compared. */
 static bool base_is_there(const delta *d) {
     uint32_t slice;
     for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
