@@ -9,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "comm/delta_exchange.h"
 #include "sim/gpu/simgpu.h"
 
 enum { GIVE_UP_S = 60 };
@@ -40,6 +41,7 @@ void hub_init(hub *h, uint32_t n_nodes, uint32_t node_size) {
     h->n_nodes = n_nodes;
     h->node_size = node_size;
     for (uint32_t i = 0; i < HUB_MAX_RANKS; i++) {
+        pthread_barrier_init(&h->heads[i], NULL, node_size);
         lane_init(&h->inter[i], n_nodes, i, node_size);
         lane_init(&h->node[i], node_size, i * node_size, 1);
     }
@@ -47,6 +49,7 @@ void hub_init(hub *h, uint32_t n_nodes, uint32_t node_size) {
 
 void hub_destroy(hub *h) {
     for (uint32_t i = 0; i < HUB_MAX_RANKS; i++) {
+        pthread_barrier_destroy(&h->heads[i]);
         pthread_cond_destroy(&h->inter[i].changed);
         pthread_cond_destroy(&h->node[i].changed);
     }
@@ -260,6 +263,7 @@ static fcdp_status hub_exchange(void *ctx, fcdp_lane lane, void *buffer, size_t 
     call->parts[0] = (fcdp_part){{(uintptr_t)buffer}, bytes, bytes};
     if (fails) call->fault = atomic_load(&h->fault);
     if (call->fault == HUB_REFUSED) call->fault = HUB_FAILS_EVERYWHERE; /* the others have begun it */
+    if (h->abreast && bytes == sizeof(fcdp_delta_head)) pthread_barrier_wait(&h->heads[port->topology.node]);
     call_run(call);
     if (lane != FCDP_LANE_NODE) atomic_fetch_add(&h->inter_bytes_sent, (h->n_nodes - 1) * bytes);
     pthread_mutex_lock(&h->mutex);

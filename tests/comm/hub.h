@@ -65,6 +65,10 @@ struct hub {
     pthread_mutex_t mutex;
     uint32_t n_nodes, node_size;
     bool silent; /* a rank that aborts does not tell its peers: time must */
+    /* A node's ranks come to the heads of differences together (delta.h): each has looked at its base before
+     * any stores what comes. For ranks of which none fails */
+    bool abreast;
+    pthread_barrier_t heads[HUB_MAX_RANKS];             /* by node */
     hub_lane inter[HUB_MAX_RANKS], node[HUB_MAX_RANKS]; /* by local index, by node */
     _Atomic long n_calls, fail_at; /* fail_at: the number of the call that fails, from 1; 0: none */
     _Atomic int fault;
