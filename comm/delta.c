@@ -46,7 +46,10 @@ static const char *why_whole(const fcdp_comm *comm) {
     const fcdp_engine *engine = comm->engine;
     if (!engine->host_computes && engine->options.codec != FCDP_CODEC_DELTA)
         return "the model computes on a device, where FCDP_CODEC=delta alone serves";
-    if (!comm->transport.exchange) return "the transport exchanges no host memory";
+    const fcdp_transport *transport = &comm->transport;
+    if (!transport->exchange)
+        return transport->why_no_exchange ? transport->why_no_exchange
+                                          : "the transport exchanges no host memory";
     bool by_slice = engine->options.codec == FCDP_CODEC_INT8 && fcdp__comm_by_slice(comm);
     return by_slice ? "FCDP_RESTORE is slice" : NULL;
 }

@@ -42,6 +42,8 @@ typedef struct fcdp_transport {
      * which member i owns the `bytes` at `buffer + i * bytes`, and returns when all hold all of it. A failure
      * is what `check` says from here on, and each later exchange returns one at once. NULL: it cannot. */
     fcdp_status (*exchange)(void *ctx, fcdp_lane lane, void *buffer, size_t bytes);
+    /* Why it cannot, for the line that says so; read while the comm is made alone. NULL: nothing to add. */
+    const char *why_no_exchange;
     /* The first failure of what was enqueued, with its text; FCDP_OK: none so far. Any thread. */
     fcdp_status (*check)(void *ctx);
     /* No collective of it ends well from here on, and none waits for a peer. Any thread. `why` is what

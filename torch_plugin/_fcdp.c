@@ -4,6 +4,7 @@
 #include "torch_plugin/allocator_calls.h"
 #include "torch_plugin/dlpack.h"
 #include "torch_plugin/evidence.h"
+#include "torch_plugin/exchange.h"
 #include "torch_plugin/history.h"
 #include "torch_plugin/methods.h"
 #include "torch_plugin/nccl.h"
@@ -45,6 +46,11 @@ static PyMethodDef methods_others[] = {
          "Load NCCL; the only way to make an Nccl.\n\n"
          "named: a path that the user asks for; None: beside_torch, the library that torch brought\n"
          "along, or else the system's. Raises Error where it cannot be loaded or used.")},
+    {"listen", binding_exchange_listen, METH_VARARGS,
+     DOC("listen($module, gloo, nccl, master, /)",
+         "Listen for the other members of the lane between the nodes; the only way to make an Exchange.\n\n"
+         "gloo, nccl, master: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME and MASTER_ADDR, by which the\n"
+         "address is chosen; None: not set. Raises Error where there is none.")},
     {"tensors_enable", binding_tensors_enable, METH_VARARGS,
      DOC("tensors_enable($module, driver, sim_library, /)",
          "Let fcdp_alloc serve tensors on every device, each from its first one on; options_load()\n"
@@ -118,7 +124,8 @@ PyMODINIT_FUNC PyInit__fcdp(void) {
         PyModule_AddFunctions(m, methods_comm) < 0 || PyModule_AddFunctions(m, methods_group) < 0 ||
         PyModule_AddFunctions(m, methods_codec) < 0 || PyModule_AddFunctions(m, methods_trace) < 0)
         return NULL;
-    if (!methods_engine_type(m) || !methods_comm_types(m) || !methods_group_type(m) || !binding_nccl_type(m))
+    if (!methods_engine_type(m) || !methods_comm_types(m) || !methods_group_type(m) ||
+        !binding_nccl_type(m) || !binding_exchange_type(m))
         return NULL;
     binding_error_class = PyErr_NewExceptionWithDoc(
         "fcdp.Error", "A failure of FCDP's core; args = (text, status).", PyExc_RuntimeError, NULL);

@@ -22,7 +22,7 @@ bool binding_type_add(PyObject *module, binding_kind kind, const char *doc, PyMe
  * on; NULL: none. */
 PyObject *binding_wrap(binding_kind kind, void *object, PyObject *owner);
 /* What carries a new shard group's collectives, and goes after it: a transport, which it takes over, or an
- * _fcdp.Nccl, or both: then the transport exchanges host memory alone. The other is NULL. */
+ * _fcdp.Nccl. The other is NULL. */
 void binding_set_carrier(PyObject *shard_group, binding_transport *transport, PyObject *nccl);
 /* The core object of a method's own `self`; NULL with an exception set: it has ended. */
 void *binding_core(PyObject *self);

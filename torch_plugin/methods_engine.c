@@ -274,8 +274,9 @@ static PyMethodDef methods[] = {
          "ranks, of at most 3/4 of FCDP_TIMEOUT.\n\n"
          "node_of, rank: as in create_shard_group. nccl: an Nccl, which the shard group keeps. ids:\n"
          "what nccl.ids() returned on each rank, one after another in the ranks' order. beside: a\n"
-         "transport as in create_shard_group, of which FCDP_CODEC uses LANE_INTER, or None. Returns a\n"
-         "ShardGroup. Raises Error, and ValueError where `ids` is not of all ranks.")},
+         "connected Exchange of the members of LANE_INTER, which FCDP_CODEC uses and the shard group\n"
+         "takes over; or why there is none, as text; or None. Returns a ShardGroup. Raises Error, and\n"
+         "ValueError where `ids` is not of all ranks.")},
     {"share_device", binding_share_device, METH_O,
      DOC("share_device($self, empty_cache, /)",
          "Share the device with PyTorch's own caching allocator, until the engine ends: before one\n"

@@ -1,8 +1,8 @@
 /* nccl.c - loads NCCL and makes shard groups whose collectives are NCCL's.
  *
  * Python carries the ids of the communicators to the other ranks. After that it has no part in such a shard
- * group's collectives: the core enqueues them on its streams. What FCDP_CODEC exchanges in host memory is
- * Python's to carry (transport.h), if the job asks for that.
+ * group's collectives: the core enqueues them on its streams. What FCDP_CODEC exchanges in host memory crosses
+ * by connections beside NCCL (comm/exchange.h).
  */
 #include "torch_plugin/nccl.h"
 
@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "comm/nccl.h"
+#include "torch_plugin/exchange.h"
 #include "torch_plugin/methods.h"
 
 static PyTypeObject *type; /* for the life of the process */
@@ -83,7 +84,8 @@ bool binding_nccl_type(PyObject *module) {
 /* ---- NCCL, and an exchange beside it ---- */
 
 typedef struct pair {
-    fcdp_transport nccl, beside; /* beside: outlives the comm */
+    fcdp_transport nccl;
+    fcdp_exchange *beside; /* of the lane between the nodes */
 } pair;
 
 static fcdp_status pair_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n,
@@ -93,58 +95,75 @@ static fcdp_status pair_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *p
 }
 
 static fcdp_status pair_exchange(void *ctx, fcdp_lane lane, void *buffer, size_t bytes) {
-    const fcdp_transport *beside = &((pair *)ctx)->beside;
-    return beside->exchange(beside->ctx, lane, buffer, bytes);
+    FCDP_CHECK(1, lane == FCDP_LANE_INTER);
+    return fcdp__exchange_run(((pair *)ctx)->beside, buffer, bytes);
 }
 
 static fcdp_status pair_check(void *ctx) {
     const pair *p = ctx;
-    fcdp_status status = p->beside.check(p->beside.ctx);
+    fcdp_status status = fcdp__exchange_check(p->beside);
     return status ? status : p->nccl.check(p->nccl.ctx);
 }
 
 static void pair_abort(void *ctx, const char *why) {
     const pair *p = ctx;
-    p->beside.abort(p->beside.ctx, why);
+    fcdp__exchange_abort(p->beside, why);
     p->nccl.abort(p->nccl.ctx, why);
+}
+
+static bool pair_missing(void *ctx, char *text_out, size_t text_bytes) {
+    return fcdp__exchange_missing(((pair *)ctx)->beside, text_out, text_bytes);
 }
 
 /* Of an exchange: a collective of NCCL's that fails does not end before it is aborted. */
 static void pair_on_failure(void *ctx, void (*failed)(void *arg), void *arg) {
-    const fcdp_transport *beside = &((pair *)ctx)->beside;
-    beside->on_failure(beside->ctx, failed, arg);
+    fcdp__exchange_on_failure(((pair *)ctx)->beside, failed, arg);
 }
 
 static void pair_destroy(void *ctx) {
     pair *p = ctx;
+    fcdp__exchange_destroy(p->beside);
     p->nccl.destroy(p->nccl.ctx);
     free(p);
 }
 
-/* The table of both; false: no memory for it. */
-static bool pair_make(fcdp_transport *table, const fcdp_transport *beside) {
+/* Into the table of both, which takes `beside` over; false: no memory for it. */
+static bool pair_make(fcdp_transport *table, fcdp_exchange *beside) {
     pair *p = malloc(sizeof *p);
     if (!p) return false;
-    *p = (pair){*table, *beside};
+    *p = (pair){*table, beside};
     *table = (fcdp_transport){.ctx = p,
                               .all_gather = pair_all_gather,
                               .exchange = pair_exchange,
                               .check = pair_check,
                               .abort = pair_abort,
+                              .missing = pair_missing,
                               .on_failure = pair_on_failure,
                               .destroy = pair_destroy};
     return true;
 }
 
-/* `beside`: NULL, or what exchanges host memory. */
-static fcdp_status comm_make(fcdp_engine *engine, const fcdp_nccl_config *config,
-                             const fcdp_transport *beside, fcdp_comm **comm_out) {
+/* What may exchange host memory between the nodes beside NCCL: takes `exchange` over, whatever comes of it. */
+typedef struct company {
+    fcdp_exchange *exchange; /* NULL: nothing does */
+    const char *why_none;    /* NULL: it need not be said */
+} company;
+
+static fcdp_status comm_make(fcdp_engine *engine, const fcdp_nccl_config *config, company beside,
+                             fcdp_comm **comm_out) {
     fcdp_nccl_transport *transport;
     fcdp_status status = fcdp__nccl_create(config, &transport);
-    if (status) return status;
+    if (status) {
+        fcdp_failure error = fcdp__failure_keep(status);
+        fcdp__exchange_destroy(beside.exchange);
+        return fcdp__failure_restore(&error);
+    }
     fcdp_transport table = fcdp__nccl_table(transport);
-    if (beside && !pair_make(&table, beside))
+    table.why_no_exchange = beside.why_none;
+    if (beside.exchange && !pair_make(&table, beside.exchange)) {
+        fcdp__exchange_destroy(beside.exchange);
         status = fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a transport");
+    }
     if (!status) status = fcdp_comm_create(engine, &config->topology, &table, comm_out);
     if (!status) return FCDP_OK;
     fcdp_failure error = fcdp__failure_keep(status);
@@ -153,13 +172,24 @@ static fcdp_status comm_make(fcdp_engine *engine, const fcdp_nccl_config *config
     return fcdp__failure_restore(&error);
 }
 
+/* An Exchange, or a text, or None. False: an exception is set. */
+static bool company_of(PyObject *object, company *beside_out) {
+    *beside_out = (company){0};
+    if (object == Py_None) return true;
+    if (PyUnicode_Check(object))
+        beside_out->why_none = PyUnicode_AsUTF8AndSize(object, NULL);
+    else
+        beside_out->exchange = binding_exchange_take(object);
+    return beside_out->why_none || beside_out->exchange;
+}
+
 PyObject *binding_create_nccl_shard_group(PyObject *self, PyObject *args) {
-    PyObject *node_of, *loaded, *callables;
+    PyObject *node_of, *loaded, *object;
     unsigned int rank;
     const char *ids;
     Py_ssize_t ids_bytes;
     if (!PyArg_ParseTuple(args, "SIOy#O:create_nccl_shard_group", &node_of, &rank, &loaded, &ids, &ids_bytes,
-                          &callables))
+                          &object))
         return NULL;
     fcdp_engine *engine = binding_core(self);
     if (!engine) return NULL;
@@ -176,18 +206,11 @@ PyObject *binding_create_nccl_shard_group(PyObject *self, PyObject *args) {
                      config.topology.n_ranks, ids_bytes);
         return NULL;
     }
-    binding_transport *beside = NULL;
-    if (callables != Py_None) {
-        beside = binding_transport_create(callables, engine, &config.topology);
-        if (!beside) return NULL;
-    }
-    fcdp_transport table = beside ? binding_transport_table(beside) : (fcdp_transport){0};
+    company beside;
+    if (!company_of(object, &beside)) return NULL;
     fcdp_comm *comm;
-    Py_BEGIN_ALLOW_THREADS status = comm_make(engine, &config, beside ? &table : NULL, &comm);
-    Py_END_ALLOW_THREADS PyObject *shard_group = status ? NULL : binding_wrap(BINDING_COMM, comm, self);
-    if (shard_group)
-        binding_set_carrier(shard_group, beside, loaded);
-    else if (beside)
-        binding_transport_destroy(beside);
+    CALL(comm_make(engine, &config, beside, &comm));
+    PyObject *shard_group = status ? NULL : binding_wrap(BINDING_COMM, comm, self);
+    if (shard_group) binding_set_carrier(shard_group, NULL, loaded);
     return status ? binding_raise(status) : shard_group;
 }

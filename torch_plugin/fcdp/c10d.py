@@ -2,12 +2,11 @@
 
 A Shards object is one shard process group seen as nodes x ranks: a control group for agreements and, unless
 NCCL carries the core's collectives, two lanes (the ranks of this node; the ranks with this local index on
-every node; the latter beside NCCL too, if differences cross, which are in host memory). All of them are
-backends that FCDP makes itself over the job's store, not process groups of c10d's: they are in none of its
-tables, no dispatch mode counts what they do (CommDebugMode), nothing splits the world's communicator for
-them, and they end when their shard group does. The core's streams use each lane in turn. The program's own
-threads use the control group, and they order what they do over a process group; so each is used in program
-order. All of them are gloo's: they carry host memory, whatever the device.
+every node). All of them are backends that FCDP makes itself over the job's store, not process groups of
+c10d's: they are in none of its tables, no dispatch mode counts what they do (CommDebugMode), nothing splits
+the world's communicator for them, and they end when their shard group does. The core's streams use each lane
+in turn. The program's own threads use the control group, and they order what they do over a process group; so
+each is used in program order. All of them are gloo's: they carry host memory, whatever the device.
 """
 
 from __future__ import annotations
@@ -384,22 +383,21 @@ class Shards:
         can_ask, self.can_ask = self.can_ask, False
         return self.control.roll.missing(self.agreements) if can_ask else ""
 
+    def members_between_nodes(self) -> list[int]:
+        """The ranks of the group with this rank's local index, one of each node."""
+        return [k * self.node_size + self.local for k in range(self.topology["nodes"])]
+
     def transport(self) -> Transport:
         """Makes the lanes and a transport over them; a collective of the group."""
         node, n = self.topology["node"], self.node_size
-        lanes = self._inter("inter") | {_fcdp.LANE_NODE: self._lane("node", self.ranks[node * n : (node + 1) * n])}
+        between = [self.ranks[member] for member in self.members_between_nodes()]
+        lanes = {
+            _fcdp.LANE_INTER: self._lane("inter", between),
+            _fcdp.LANE_NODE: self._lane("node", self.ranks[node * n : (node + 1) * n]),
+        }
         self._close_lanes()
         self.lanes = lanes
         return Transport(lanes)
-
-    def exchange(self) -> Transport:
-        """The same of the lane between the nodes alone, beside NCCL."""
-        self.lanes = self._inter("exchange")
-        return Transport(self.lanes)
-
-    def _inter(self, kind: str) -> dict[int, Lane]:
-        ranks = [self.ranks[k * self.node_size + self.local] for k in range(self.topology["nodes"])]
-        return {_fcdp.LANE_INTER: self._lane(kind, ranks)}
 
     def _close_lanes(self) -> None:
         for lane in self.lanes.values():

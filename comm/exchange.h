@@ -1,0 +1,29 @@
+/* exchange.h - all-gathers of host memory among the members of a lane, over TCP.
+ *
+ * What a transport's exchange, check, abort, missing and on_failure promise (transport.h), without a thread
+ * of its own: a host function can wait in it.
+ */
+#ifndef FCDP_EXCHANGE_H
+#define FCDP_EXCHANGE_H
+
+#include "comm/sockets.h"
+
+typedef struct fcdp_exchange fcdp_exchange;
+
+/* `fds`: fcdp__sockets_connect's, taken over if this succeeds. timeout_s: how long a member may move no
+ * byte. */
+fcdp_status fcdp__exchange_create(const fcdp_members *members, const int *fds, double timeout_s,
+                                  fcdp_exchange **exchange_out) FCDP_MUST_CHECK;
+/* No call of it is under way. The members may still be reading what they got last; a member that wants more
+ * gets an error. NULL, or a forked child's: nothing. */
+void fcdp__exchange_destroy(fcdp_exchange *exchange);
+
+/* As transport.h has them. One thread at a time runs; the others are any thread's. FCDP_ERR_PEER: a member
+ * has ended, or is at another exchange. FCDP_ERR_TIMEOUT: a member did not come. */
+fcdp_status fcdp__exchange_run(fcdp_exchange *exchange, void *buffer, size_t bytes) FCDP_MUST_CHECK;
+fcdp_status fcdp__exchange_check(fcdp_exchange *exchange) FCDP_MUST_CHECK;
+void fcdp__exchange_abort(fcdp_exchange *exchange, const char *why);
+bool fcdp__exchange_missing(fcdp_exchange *exchange, char *text_out, size_t text_bytes);
+void fcdp__exchange_on_failure(fcdp_exchange *exchange, void (*failed)(void *arg), void *arg);
+
+#endif
