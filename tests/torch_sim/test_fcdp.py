@@ -113,3 +113,10 @@ def test_saving_does_not_wait_for_collectives_that_wait_for_python(run_job):
     """torch.save copies a storage with the GIL held; collectives over gloo want it, on the device's streams."""
     sizes = run_job("saves_job.py", "OUT", n_ranks=4, env=FCDP, timeout_s=150)
     assert len(sizes) == 4 and all(sizes)
+
+
+def test_a_call_that_keeps_the_gil_may_wait_for_differences(run_job):
+    """Beside NCCL no exchange needs Python. Over gloo this hangs, as docs/limits.md says."""
+    env = FCDP | CONFIGURATIONS["nccl-delta"] | {"FCDP_COALESCE": "0"}
+    for rank in run_job("gil_job.py", "OUT", n_ranks=4, env=env, timeout_s=100):
+        assert rank["meanwhile"] > 0 and rank["python_calls"] == 0, rank
