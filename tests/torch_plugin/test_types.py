@@ -16,7 +16,7 @@ try:
 except ImportError:
     _fcdp = None
 
-TYPES = ("Engine", "ShardGroup", "Tree", "Group", "Nccl")
+TYPES = ("Engine", "ShardGroup", "Tree", "Group", "Nccl", "Exchange")
 
 # A group of two nodes, of which this process is one.
 JOB = """

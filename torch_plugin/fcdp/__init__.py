@@ -137,7 +137,7 @@ def stats() -> dict[str, Any]:
     - ``waits``: where the host blocked: gathers (on CPUs alone) and their seconds; pages (for device memory
       that a stream still used) and their page_seconds; agreements;
     - ``python_calls``: calls of FCDP's collectives into Python, each of which takes the GIL: two for a
-      collective over gloo, and for each exchange of a gather of differences; none for one over NCCL.
+      collective over gloo, and for each exchange of a gather of differences over it; none over NCCL.
     """
     from fcdp import report
 
