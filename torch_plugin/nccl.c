@@ -1,8 +1,8 @@
 /* nccl.c - loads NCCL and makes shard groups whose collectives are NCCL's.
  *
  * Python carries the ids of the communicators to the other ranks. After that it has no part in such a shard
- * group's collectives: the core enqueues them on its streams. What FCDP_CODEC exchanges in host memory crosses
- * by connections beside NCCL (comm/exchange.h).
+ * group's collectives: the core enqueues them on its streams. What FCDP_CODEC exchanges in host memory
+ * crosses by connections beside NCCL (comm/exchange.h).
  */
 #include "torch_plugin/nccl.h"
 
@@ -143,7 +143,7 @@ static bool pair_make(fcdp_transport *table, fcdp_exchange *beside) {
     return true;
 }
 
-/* What may exchange host memory between the nodes beside NCCL: takes `exchange` over, whatever comes of it. */
+/* What exchanges host memory beside NCCL: takes `exchange` over, whatever comes of it. */
 typedef struct company {
     fcdp_exchange *exchange; /* NULL: nothing does */
     const char *why_none;    /* NULL: it need not be said */

@@ -1,5 +1,5 @@
-/* All-gathers of host memory over TCP: what comes, and how one fails. Where one member alone is looked at, the
- * test has the others' connections in its own hands. */
+/* All-gathers of host memory over TCP: what comes, and how one fails. Where one member alone is looked at,
+ * the test has the others' connections in its own hands. */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
-/* How the members of a lane find each other: which address they take, whom they let in, and what comes of each
- * call of the system's that fails. */
+/* How the members of a lane find each other: which address they take, whom they let in, and what comes of
+ * each call of the system's that fails. */
 #include <errno.h>
 #include <poll.h>
 #include <sys/random.h>
