@@ -370,6 +370,6 @@ PyMethodDef methods_comm[] = {
     {"python_calls", python_calls, METH_NOARGS,
      DOC("python_calls($module, /)",
          "How often collectives of this process have called Python so far, with the GIL: twice for\n"
-         "each over Python's transport, over NCCL for differences alone (FCDP_CODEC).")},
+         "each over Python's transport, and never over NCCL.")},
     {NULL, NULL, 0, NULL},
 };

@@ -76,6 +76,18 @@ def test_survivors_name_the_rank_that_died(tmp_path, double, codec):
 
 
 @needs_fcdp
+def test_where_differences_have_no_way_parameters_cross_whole_over_nccl(tmp_path, double):
+    env = CONFIGURATIONS["tau0-slice"] | double | {"FCDP_TIMEOUT": "10", "FCDP_CODEC": "delta"}
+    job = launch.forked(launch.HERE / "unreached_job.py", [tmp_path], tmp_path, env)
+    assert not job.timed_out and job.returncode == 0 and len(job.ranks) == launch.WORLD, job.output
+    for rank in job.ranks:
+        assert rank["transport"] == "nccl" and not rank["bypassed"] and rank["deltas"]["gathers"] == 0, rank
+    said = re.findall("FCDP_CODEC=delta: parameters cross the nodes whole: (.*)", job.output)
+    assert said and len(set(said)) == 1, job.output  # a rank of each node says so
+    assert re.match(r"rank 0: no connection after 5 s to rank 2 \(is to call 127\.0\.0\.1:\d+\)", said[0]), said
+
+
+@needs_fcdp
 def test_a_library_that_is_not_there_stops_every_rank(tmp_path):
     env = CONFIGURATIONS["tau0-slice"] | {"FCDP_TRANSPORT": "nccl", "FCDP_NCCL_LIBRARY": "/nowhere/libnccl.so.2"}
     job = launch.forked(launch.HERE / "plain_script.py", [], tmp_path, env)
