@@ -12,6 +12,7 @@
 #include "comm/tree.h"
 #include "tests/comm/engine_world.h"
 #include "tests/log_text.h"
+#include "tests/under_tsan.h"
 #include "tiering/tiering.h"
 
 static fcdp_span_state span_state(const member *m, uint32_t g, uint32_t span) {
@@ -553,14 +554,6 @@ static int child_calls(member *m) {
     fcdp_engine_destroy(m->engine);
     return 0;
 }
-
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define UNDER_TSAN 1
-#endif
-#elif defined(__SANITIZE_THREAD__)
-#define UNDER_TSAN 1
-#endif
 
 static void test_forked_child_touches_nothing(void **state) {
     (void)state;

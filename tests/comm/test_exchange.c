@@ -10,6 +10,7 @@
 #include "tests/comm/lane.h"
 #include "tests/comm/random.h"
 #include "tests/log_text.h"
+#include "tests/under_tsan.h"
 
 enum { LARGE = 64 << 20, BOUNDED = 32 }; /* more than the sockets keep; less than that */
 typedef struct header {
@@ -100,7 +101,7 @@ typedef struct party {
 } party;
 
 static size_t size_choose(test_random *random) {
-    static const size_t most[] = {1, 2, 20, 5000, 200000, 4 << 20};
+    static const size_t most[] = {1, 2, 20, 5000, 200000, 1 << 20};
     return random_below(random, (uint32_t)most[random_below(random, 6)] + 1);
 }
 
@@ -189,6 +190,10 @@ static void signal_count(int number) {
 /* Not by a signal either. */
 static void a_signal_ends_no_exchange(void **state) {
     (void)state;
+#ifdef UNDER_TSAN
+    print_message("a thread's first signal may leave all signals blocked in it under gcc's TSan\n");
+    skip();
+#endif
     const struct sigaction counts = {.sa_handler = signal_count};
     struct sigaction before;
     int others[LANE_MOST];
