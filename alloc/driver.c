@@ -502,6 +502,7 @@ fcdp_status fcdp__driver_timer_elapsed(fcdp_driver *drv, fcdp_event start, fcdp_
 struct simgpu_module { /* as sim/gpu/simgpu.h has it */
     const char *image, *entry;
     size_t task_bytes;
+    unsigned n_read, n_written;
     void (*run)(void *task);
 };
 
@@ -537,7 +538,8 @@ fcdp_status fcdp__driver_kernel_load(fcdp_driver *drv, const fcdp_kernel_source 
             "or cuLaunchKernel; update the driver",
             drv->ordinal, source->entry);
     if (drv->is_sim) {
-        struct simgpu_module told = {source->image, source->entry, source->task_bytes, source->run};
+        struct simgpu_module told = {source->image,  source->entry,     source->task_bytes,
+                                     source->n_read, source->n_written, source->run};
         CUresult result = drv->sim.module_define(&told);
         if (result != CUDA_SUCCESS) return load_failed(drv, result, "simgpu_module_define", source->entry);
     }

@@ -159,14 +159,15 @@ fcdp_driver_pins fcdp__driver_pins_get(const fcdp_driver *drv);
 /* ---- kernels ---- */
 
 /* A module of one kernel with one parameter: the address of an array of tasks in pinned host memory, one
- * for each block. A task begins with the address and the number of bytes (a uint64_t each) that its
- * block reads, and a block writes nothing but its task. `run` is the block's work in C, for the simulated
- * driver, which compiles nothing. */
+ * for each block. A task begins with ranges, each an address and a number of bytes (a uint64_t each): those
+ * that its block reads, then those that it writes; beside them it writes nothing but its task. `run` is the
+ * block's work in C, for the simulated driver, which compiles nothing. */
 typedef struct fcdp_kernel_source {
     const char *image;  /* PTX, ends with a 0 */
     const char *entry;  /* the kernel's name */
     uint32_t n_threads; /* of a block */
     size_t task_bytes;
+    uint32_t n_read, n_written; /* ranges */
     void (*run)(void *task);
 } fcdp_kernel_source;
 typedef struct fcdp_kernel {

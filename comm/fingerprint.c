@@ -64,6 +64,7 @@ const fcdp_kernel_source fcdp__fingerprint_kernel = {
     .entry = "fcdp_fingerprint",
     .n_threads = FCDP_FINGERPRINT_THREADS,
     .task_bytes = sizeof(fcdp_fingerprint_task),
+    .n_read = 1,
     .run = run_task,
 };
 

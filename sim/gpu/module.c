@@ -9,15 +9,19 @@
 
 #include "sim/gpu/internal.h"
 
-enum { MAX_MODULES = 8, MAX_BLOCK_THREADS = 1024, HEAD_BYTES = 16 };
+enum { MAX_MODULES = 8, MAX_BLOCK_THREADS = 1024, MAX_RANGES = 4 };
 
-struct head { /* of a task */
+struct range {
     uint64_t address, bytes;
+};
+struct head { /* what a task begins with; the ranges that its kernel does not have are all zeroes */
+    struct range ranges[MAX_RANGES];
 };
 
 struct definition {
     char *image, *entry;
     size_t task_bytes;
+    unsigned n_read, n_ranges;
     void (*run)(void *task);
 };
 
@@ -80,13 +84,17 @@ static CUresult define_locked(const struct simgpu_module *module) {
         *of = (struct definition){.image = image, .entry = entry};
     }
     of->task_bytes = module->task_bytes;
+    of->n_read = module->n_read;
+    of->n_ranges = module->n_read + module->n_written;
     of->run = module->run;
     return CUDA_SUCCESS;
 }
 
 int simgpu_module_define(const struct simgpu_module *module) {
     if (simgpu__forked()) return CUDA_ERROR_NOT_INITIALIZED;
-    if (!module || !module->image || !module->entry || !module->run || module->task_bytes < HEAD_BYTES ||
+    if (!module || !module->image || !module->entry || !module->run || !module->n_read ||
+        module->n_read > MAX_RANGES || module->n_written > MAX_RANGES - module->n_read ||
+        module->task_bytes < (module->n_read + module->n_written) * sizeof(struct range) ||
         !has_entry(module->image, module->entry))
         return CUDA_ERROR_INVALID_VALUE;
     sim_lock();
@@ -146,24 +154,27 @@ CUresult cuModuleGetFunction(CUfunction *function_out, CUmodule module, const ch
 struct blocks { /* those that one operation runs */
     void (*run)(void *task);
     size_t task_bytes, n;
+    unsigned n_ranges;
     char *tasks;
     struct head heads[]; /* at the launch */
 };
 
-static struct head head_of(const char *task) {
-    struct head head;
-    memcpy(&head, task, sizeof head);
+static struct head head_of(const char *task, unsigned n_ranges) {
+    struct head head = {0};
+    memcpy(head.ranges, task, n_ranges * sizeof head.ranges[0]);
     return head;
 }
 
 static void changed(const struct blocks *blocks, size_t i) {
-    struct head now = head_of(blocks->tasks + i * blocks->task_bytes);
+    const struct head now = head_of(blocks->tasks + i * blocks->task_bytes, blocks->n_ranges);
+    const struct range *had = blocks->heads[i].ranges, *has = now.ranges;
+    while (memcmp(had, has, sizeof *had) == 0) had++, has++;
     fprintf(stderr,
             "simgpu: the task at %p was changed before its block had run: it had %llu bytes at %#llx and has "
             "%llu at %#llx\n",
-            (void *)(blocks->tasks + i * blocks->task_bytes), (unsigned long long)blocks->heads[i].bytes,
-            (unsigned long long)blocks->heads[i].address, (unsigned long long)now.bytes,
-            (unsigned long long)now.address);
+            (void *)(blocks->tasks + i * blocks->task_bytes), (unsigned long long)had->bytes,
+            (unsigned long long)had->address, (unsigned long long)has->bytes,
+            (unsigned long long)has->address);
     sim_lock();
     simgpu__sticky_set(CUDA_ERROR_ILLEGAL_ADDRESS);
     sim_unlock();
@@ -173,7 +184,7 @@ static void blocks_body(void *data) {
     const struct blocks *blocks = data;
     for (size_t i = 0; i < blocks->n; i++) {
         char *task = blocks->tasks + i * blocks->task_bytes;
-        struct head head = head_of(task);
+        struct head head = head_of(task, blocks->n_ranges);
         if (memcmp(&head, &blocks->heads[i], sizeof head) != 0) {
             changed(blocks, i);
             return;
@@ -182,16 +193,28 @@ static void blocks_body(void *data) {
     }
 }
 
-/* The task's bytes are among the operation's, or now are. False: it has no room for them. */
-static bool add_access(struct sim_op *op, struct head head) {
-    struct simgpu_access *last = &op->accesses[op->n_accesses - 1];
-    if (head.bytes == 0) return true;
-    if (op->n_accesses > 1 && last->address + last->bytes == head.address) {
-        last->bytes += head.bytes;
+/* The range is among the operation's, or now is; behind its first access, the tasks. False: there is no room. */
+static bool add_access(struct sim_op *op, struct range range, bool writes) {
+    if (range.bytes == 0) return true;
+    for (unsigned i = 1; i < op->n_accesses; i++) {
+        struct simgpu_access *before = &op->accesses[i];
+        if (before->address + before->bytes != range.address || !before->writes != !writes) continue;
+        before->bytes += range.bytes;
         return true;
     }
     if (op->n_accesses == SIMGPU_MAX_ACCESSES) return false;
-    op->accesses[op->n_accesses++] = (struct simgpu_access){head.address, head.bytes, 0};
+    op->accesses[op->n_accesses++] = (struct simgpu_access){range.address, range.bytes, writes};
+    return true;
+}
+
+/* All of the task's. False: the operation is as it was. */
+static bool add_task(struct sim_op *op, const struct definition *of, struct head head) {
+    struct sim_op before = *op;
+    for (unsigned i = 0; i < of->n_ranges; i++) {
+        if (add_access(op, head.ranges[i], i >= of->n_read)) continue;
+        *op = before;
+        return false;
+    }
     return true;
 }
 
@@ -199,13 +222,14 @@ static bool add_access(struct sim_op *op, struct head head) {
 static size_t push_some(struct sim_stream *stream, const struct definition *of, char *tasks, size_t n) {
     struct sim_op op = {.work = SIM_KERNEL, .function = blocks_body, .owns_user_data = true, .n_accesses = 1};
     size_t n_fit = 0, bytes = 0;
-    while (n_fit < n && add_access(&op, head_of(tasks + n_fit * of->task_bytes))) n_fit++;
+    while (n_fit < n && add_task(&op, of, head_of(tasks + n_fit * of->task_bytes, of->n_ranges))) n_fit++;
     struct blocks *blocks = malloc(sizeof *blocks + n_fit * sizeof blocks->heads[0]);
     if (!blocks) return 0;
-    *blocks = (struct blocks){.run = of->run, .task_bytes = of->task_bytes, .n = n_fit, .tasks = tasks};
+    *blocks = (struct blocks){
+        .run = of->run, .task_bytes = of->task_bytes, .n = n_fit, .n_ranges = of->n_ranges, .tasks = tasks};
     for (size_t i = 0; i < n_fit; i++) {
-        blocks->heads[i] = head_of(tasks + i * of->task_bytes);
-        bytes += blocks->heads[i].bytes;
+        blocks->heads[i] = head_of(tasks + i * of->task_bytes, of->n_ranges);
+        for (unsigned k = 0; k < of->n_read; k++) bytes += blocks->heads[i].ranges[k].bytes;
     }
     op.user_data = blocks;
     op.accesses[0] = (struct simgpu_access){(uintptr_t)tasks, n_fit * of->task_bytes, 1};
@@ -218,8 +242,9 @@ static size_t push_some(struct sim_stream *stream, const struct definition *of, 
 static bool tasks_are_legal(const struct definition *of, uint64_t tasks, size_t n) {
     if (simgpu__place_of(tasks, n * of->task_bytes) != SIM_PINNED) return false;
     for (size_t i = 0; i < n; i++) {
-        struct head head = head_of((const char *)(uintptr_t)tasks + i * of->task_bytes);
-        if (head.bytes && (!head.address || head.address + head.bytes < head.address)) return false;
+        struct head head = head_of((const char *)(uintptr_t)tasks + i * of->task_bytes, of->n_ranges);
+        for (const struct range *r = head.ranges; r < head.ranges + of->n_ranges; r++)
+            if (r->bytes && (!r->address || r->address + r->bytes < r->address)) return false;
     }
     return true;
 }

@@ -178,14 +178,17 @@ SIMGPU_API uint64_t simgpu_here_ns(void);
 
 /* The simulator compiles nothing: with a module comes a C function that does what a block of its kernel does.
  * The kernel has one parameter, the address of an array of tasks in registered host memory, one for each
- * block. A task begins with the address and the number of bytes (two times 8 bytes) that its block reads; and
- * a block writes nothing but its task. Both are checked as for simgpu_launch. The device reads a task when
- * its block runs: if it begins otherwise then than at the launch, a line on stderr says so and the sticky
- * error is 700. */
+ * block. A task begins with ranges, each an address and a number of bytes (two times 8 bytes): those that its
+ * block reads, then those that it writes; beside them it writes nothing but its task. All are checked as for
+ * simgpu_launch. A launch takes the time to read the former from the device's memory. The device reads a task
+ * when its block runs: if it begins otherwise then than at the launch, a line on stderr says so and the
+ * sticky error is 700. */
 struct simgpu_module {
-    const char *image;       /* the text that cuModuleLoadData takes; any other is refused with 209 */
-    const char *entry;       /* the kernel's name, which the image has behind ".entry" */
-    size_t task_bytes;       /* at least 16 */
+    const char *image; /* the text that cuModuleLoadData takes; any other is refused with 209 */
+    const char *entry; /* the kernel's name, which the image has behind ".entry" */
+    size_t task_bytes; /* at least its ranges' */
+    unsigned n_read;   /* ranges; at least one, and with the written at most 4 */
+    unsigned n_written;
     void (*run)(void *task); /* on the stream's thread; must not call CUDA */
 };
 

@@ -77,8 +77,8 @@ static void count_block(void *task) {
     of->n = of->bytes;
 }
 
-static const fcdp_kernel_source count_kernel = {".visible .entry count(.param .u64 tasks)", "count", 64,
-                                                sizeof(count_task), count_block};
+static const fcdp_kernel_source count_kernel = {
+    ".visible .entry count(.param .u64 tasks)", "count", 64, sizeof(count_task), 1, 0, count_block};
 
 static size_t n_modules(void) {
     struct simgpu_live live;

@@ -190,7 +190,7 @@ static void world_make(void) {
     OK(cuEventSynchronize(world.event));
     world.host = host_make(4096, true);
     world.unregistered = host_make(4096, false);
-    OK(simgpu_module_define(&(struct simgpu_module){image, "a_kernel", 4096, do_nothing}));
+    OK(simgpu_module_define(&(struct simgpu_module){image, "a_kernel", 4096, 1, 0, do_nothing}));
     OK(cuModuleLoadData(&world.module, image));
     OK(cuModuleGetFunction(&world.function, world.module, "a_kernel"));
 }

@@ -17,7 +17,22 @@ static void add_up(void *argument) {
     for (size_t i = 0; i < task->bytes; i++) task->sum += bytes_at(task->address)[i];
 }
 
-static const struct simgpu_module module_add_up = {image, "add_up", sizeof(struct task), add_up};
+static const struct simgpu_module module_add_up = {image, "add_up", sizeof(struct task), 1, 0, add_up};
+
+struct sum_task {
+    uint64_t first, first_bytes, second, second_bytes, sums, sums_bytes;
+};
+
+static const char sums_image[] =
+    ".version 6.4\n.target sm_70\n.visible .entry sums(\n\t.param .u64 tasks\n)\n{\n\tret;\n}\n";
+
+static void sums(void *argument) {
+    const struct sum_task *task = argument;
+    for (size_t i = 0; i < task->sums_bytes; i++)
+        bytes_at(task->sums)[i] = (unsigned char)(bytes_at(task->first)[i] + bytes_at(task->second)[i]);
+}
+
+static const struct simgpu_module module_sums = {sums_image, "sums", sizeof(struct sum_task), 2, 1, sums};
 
 static CUfunction function_make(CUmodule *module_out) {
     CUfunction function;
@@ -92,13 +107,19 @@ static void handles_are_checked(void **state) {
 
 static void malformed_definitions_are_refused(void **state) {
     (void)state;
-    struct simgpu_module wrong[] = {module_add_up, module_add_up, module_add_up, module_add_up};
+    enum { N_WRONG = 8 };
+    struct simgpu_module wrong[N_WRONG];
+    for (int i = 0; i < N_WRONG; i++) wrong[i] = i < 5 ? module_add_up : module_sums;
     wrong[0].entry = "add";
     wrong[1].task_bytes = 15;
     wrong[2].run = NULL;
     wrong[3].image = "no entry at all: add_up(";
+    wrong[4].n_read = 0;
+    wrong[5].task_bytes = 47; /* its three ranges */
+    wrong[6].n_written = 3;
+    wrong[7].n_written = 0xffffffff;
     REFUSED(simgpu_module_define(NULL), CUDA_ERROR_INVALID_VALUE);
-    for (int i = 0; i < 4; i++) REFUSED(simgpu_module_define(&wrong[i]), CUDA_ERROR_INVALID_VALUE);
+    for (int i = 0; i < N_WRONG; i++) REFUSED(simgpu_module_define(&wrong[i]), CUDA_ERROR_INVALID_VALUE);
     for (int i = 0; i < 20; i++) OK(simgpu_module_define(&module_add_up)); /* the same one */
 }
 
@@ -186,6 +207,51 @@ static void reads_take_the_memorys_rate(void **state) {
     assert_int_equal(tasks[0].sum, PAGE);
 }
 
+/* Of the pages' first bytes, a task for each 100 of them; then it is launched. */
+static void sums_launch(const struct pages *pages, uint64_t to, struct sum_task *tasks, uint64_t n,
+                        CUstream stream) {
+    CUmodule module;
+    CUfunction function;
+    OK(simgpu_module_define(&module_sums));
+    OK(cuModuleLoadData(&module, sums_image));
+    OK(cuModuleGetFunction(&function, module, "sums"));
+    for (uint64_t i = 0; i < n; i++)
+        tasks[i] = (struct sum_task){pages->at + 100 * i,    100, pages->at + 5000 + 300 * i, 100,
+                                     to + (n - 1 - i) * 100, 100};
+    (void)cuLaunchKernel(function, (unsigned)n, 1, 1, 128, 1, 1, 0, stream, (void *[]){&tasks}, NULL);
+}
+
+static void a_block_reads_and_writes_several_ranges(void **state) {
+    (void)state;
+    struct sum_task *tasks = host_make(4096, true);
+    char *to = host_make(4096, true);
+    struct pages pages = pages_make(1);
+    OK(cuMemsetD8Async(pages.at, 1, PAGE, NULL));
+    OK(cuMemsetD8Async(pages.at + 5000, 2, 3 * 100 * N_TASKS, NULL));
+    sums_launch(&pages, (uintptr_t)to, tasks, N_TASKS, NULL);
+    OK(cuStreamSynchronize(NULL));
+    for (int i = 0; i < 4096; i++) assert_int_equal(to[i], i < 100 * N_TASKS ? 3 : 0);
+}
+
+static void each_range_is_checked(void **state) {
+    (void)state;
+    for (int kind = 0; kind < 3; kind++) {
+        struct sum_task *tasks = host_make(4096, true);
+        char *to = host_make(4096, true);
+        struct pages pages = pages_make(1), second = pages_make(1);
+        CUstream stream = stream_make();
+        struct gate gate;
+        if (kind == 0) OK(cuMemSetAccess(second.at, PAGE, &no_access, 1));
+        gate_close(&gate, stream);
+        sums_launch(&pages, kind == 0 ? second.at : (uintptr_t)to, tasks, N_TASKS, stream);
+        if (kind == 1) tasks[N_TASKS - 1].second++;
+        if (kind == 2) tasks[0].sums_bytes--;
+        gate_open(&gate);
+        REFUSED(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
+        fresh_device(NULL);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         test(every_block_runs_in_stream_order),
@@ -196,6 +262,8 @@ int main(void) {
         test(a_task_that_changes_before_its_block_runs_is_an_illegal_access),
         test(unregistering_the_tasks_waits_for_their_blocks),
         test(reads_take_the_memorys_rate),
+        test(a_block_reads_and_writes_several_ranges),
+        test(each_range_is_checked),
     };
     return cmocka_run_group_tests_name("simgpu modules", tests, NULL, NULL);
 }
