@@ -530,6 +530,23 @@ static bool tail_decode(const coder *c, const uint8_t *base, uint8_t *out, size_
     return true;
 }
 
+/* A payload of `bytes` says: as it is. 0 says: unchanged. Neither is in `to`, which has READ_AHEAD_BYTES more. */
+static size_t payload_make(const coder *c, const uint8_t *base, const uint8_t *now, size_t bytes,
+                           unsigned element_bytes, uint8_t *to) {
+    if (memcmp(base, now, bytes) == 0) return 0;
+    if (!c) return bytes;
+    return bytes == block_bytes_of(element_bytes) ? c->encode(base, now, BLOCK_WORDS, bytes, to)
+                                                  : tail_encode(c, base, now, bytes, element_bytes, to);
+}
+
+size_t fcdp__delta_block_encode(const void *base, const void *now, size_t bytes, unsigned element_bytes,
+                                void *payload_out) {
+    uint8_t coded[BLOCK_MAX_BYTES + READ_AHEAD_BYTES];
+    size_t n = payload_make(coder_for(element_bytes), base, now, bytes, element_bytes, coded);
+    memcpy(payload_out, n == bytes ? now : coded, n);
+    return n;
+}
+
 size_t fcdp__delta_encode(const void *base, const void *now, size_t bytes, unsigned element_bytes,
                           void *wire_out, size_t capacity) {
     const coder *c = coder_for(element_bytes);
@@ -539,15 +556,10 @@ size_t fcdp__delta_encode(const void *base, const void *now, size_t bytes, unsig
     size_t used = n_blocks * sizeof(uint16_t);
     if (used > capacity) return 0;
     for (size_t i = 0; i < n_blocks; i++, from += block_bytes, to += block_bytes, bytes -= block_bytes) {
-        size_t here = bytes < block_bytes ? bytes : block_bytes, payload = here;
+        size_t here = bytes < block_bytes ? bytes : block_bytes;
         /* straight to the wire where there is room for what put() writes beyond */
         uint8_t *at = capacity - used >= here + READ_AHEAD_BYTES ? wire + used : buffer;
-        if (memcmp(from, to, here) == 0)
-            payload = 0;
-        else if (c && here == block_bytes)
-            payload = c->encode(from, to, BLOCK_WORDS, here, at);
-        else if (c)
-            payload = tail_encode(c, from, to, here, element_bytes, at);
+        size_t payload = payload_make(c, from, to, here, element_bytes, at);
         if (payload > capacity - used) return 0;
         if (payload == here)
             memcpy(wire + used, to, here);

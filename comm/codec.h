@@ -53,6 +53,10 @@ size_t fcdp__delta_bound(size_t bytes);
 size_t fcdp__delta_encode(const void *base, const void *now, size_t bytes, unsigned element_bytes,
                           void *wire_out, size_t capacity);
 
+/* One block's payload, of at most `bytes`, as many as the block has; returns its bytes. */
+size_t fcdp__delta_block_encode(const void *base, const void *now, size_t bytes, unsigned element_bytes,
+                                void *payload_out);
+
 /* Makes `out` what `now` was, of the same base. `out` may be `base` itself, and otherwise overlaps neither
  * argument. FCDP_ERR_INVALID: the wire is not one of so many bytes; nothing beyond the arguments is read or
  * written, whatever the wire has, and `out` is undefined. */

@@ -1,0 +1,149 @@
+/* That a device's wire of differences is the CPU's, on any driver: FCDP_DRIVER=cuda runs the PTX. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/options.h"
+#include "base/size.h"
+#include "comm/codec_kernel.h"
+#include "tests/assert_ok.h"
+#include "tests/comm/random.h"
+
+enum { MAX_BYTES = 4 * FCDP_DELTA_TASK_BYTES + 5000, SHIFTS = 64 };
+extern char **environ;
+
+typedef struct world {
+    fcdp_driver *drv;
+    fcdp_kernel kernel;
+    fcdp_stream stream;
+    fcdp_phys block;
+    fcdp_dptr device; /* the base, then `now`, each with room to be shifted */
+    size_t device_bytes;
+    char *pinned; /* tasks, then slots */
+    size_t pinned_bytes;
+} world;
+
+static const size_t room_bytes = MAX_BYTES + SHIFTS;
+
+static world world_create(void) {
+    fcdp_options options;
+    world w = {0};
+    size_t stay_bytes, n_tasks = fcdp__delta_tasks_of(MAX_BYTES);
+    assert_ok(fcdp_options_load(environ, &options));
+    assert_ok(fcdp__driver_open(options.driver, 0, NULL, &w.drv));
+    assert_ok(fcdp__driver_kernel_load(w.drv, &fcdp__delta_kernel, &w.kernel));
+    assert_ok(fcdp__driver_stream_create(w.drv, &w.stream));
+    w.device_bytes = fcdp__round_up(2 * room_bytes, fcdp__driver_page_bytes(w.drv));
+    assert_ok(fcdp__driver_range_reserve(w.drv, w.device_bytes, &w.device));
+    assert_ok(fcdp__driver_phys_create(w.drv, w.device_bytes, &w.block));
+    assert_ok(fcdp__driver_map(w.drv, w.device, w.device_bytes, w.block));
+    assert_ok(fcdp__driver_set_access(w.drv, w.device, w.device_bytes));
+    w.pinned_bytes = fcdp__round_up(n_tasks * (sizeof(fcdp_delta_task) + FCDP_DELTA_SLOTS_BYTES), 4096);
+    w.pinned = mmap(NULL, w.pinned_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(w.pinned != MAP_FAILED);
+    assert_ok(fcdp__driver_host_pin(w.drv, w.pinned, w.pinned_bytes, &stay_bytes));
+    return w;
+}
+
+static void world_destroy(world *w) {
+    size_t stay_bytes;
+    assert_ok(fcdp__driver_stream_sync(w->drv, w->stream));
+    fcdp__driver_kernel_unload(w->drv, &w->kernel);
+    fcdp__driver_stream_destroy(w->drv, w->stream);
+    assert_ok(fcdp__driver_host_unpin(w->drv, w->pinned, w->pinned_bytes, &stay_bytes));
+    munmap(w->pinned, w->pinned_bytes);
+    assert_ok(fcdp__driver_unmap(w->drv, w->device, w->device_bytes));
+    assert_ok(fcdp__driver_phys_release(w->drv, w->block));
+    assert_ok(fcdp__driver_range_free(w->drv, w->device, w->device_bytes));
+    fcdp__driver_close(w->drv);
+}
+
+/* The device's wire, made of arrays that begin so many elements behind where they would be aligned. */
+static size_t device_encode(world *w, const char *base, const char *now, size_t bytes, unsigned element_bytes,
+                            size_t shift, char *wire_out, size_t capacity) {
+    fcdp_delta_task *tasks = (fcdp_delta_task *)(void *)w->pinned;
+    fcdp_dptr tasks_at, slots_at, base_at = fcdp__dptr_add(w->device, shift * element_bytes);
+    fcdp_dptr now_at = fcdp__dptr_add(w->device, room_bytes + shift * element_bytes);
+    size_t n = fcdp__delta_tasks_of(bytes);
+    char *slots = w->pinned + n * sizeof *tasks;
+    memset(slots, 0xee, n * FCDP_DELTA_SLOTS_BYTES);
+    assert_ok(fcdp__driver_copy_h2d(w->drv, base_at, base, bytes, w->stream));
+    assert_ok(fcdp__driver_copy_h2d(w->drv, now_at, now, bytes, w->stream));
+    assert_ok(fcdp__driver_host_dptr(w->drv, tasks, &tasks_at));
+    assert_ok(fcdp__driver_host_dptr(w->drv, slots, &slots_at));
+    fcdp__delta_tasks_fill(tasks, base_at, now_at, bytes, element_bytes, slots_at);
+    assert_ok(fcdp__driver_launch(w->drv, &w->kernel, tasks_at, (uint32_t)n, w->stream));
+    assert_ok(fcdp__driver_stream_sync(w->drv, w->stream));
+    return fcdp__delta_wire_of_slots(slots, bytes, element_bytes, wire_out, capacity);
+}
+
+/* Block by block, `now` is the base, or some of its values have moved, by any distance up to one. */
+static void arrays_fill(char *base, char *now, size_t bytes, unsigned element_bytes, test_random *seed) {
+    for (size_t i = 0; i < bytes; i++) base[i] = (char)random_next(seed);
+    memcpy(now, base, bytes);
+    size_t block_bytes = (size_t)FCDP_DELTA_BLOCK * element_bytes;
+    for (size_t at = 0; at < bytes; at += block_bytes) {
+        static const uint32_t shares[] = {0, 1, 3, 30, 200, 500, 1000, 1000};
+        uint32_t share = shares[random_below(seed, 8)], most = random_below(seed, 8 * element_bytes + 1);
+        for (size_t i = at; i + element_bytes <= bytes && i < at + block_bytes; i += element_bytes) {
+            uint32_t value = 0;
+            memcpy(&value, now + i, element_bytes);
+            if (random_below(seed, 1000) < share) value += (uint32_t)(random_next(seed) >> (64 - most) % 64);
+            memcpy(now + i, &value, element_bytes);
+        }
+        if (bytes % element_bytes && random_below(seed, 2)) now[bytes - 1] ^= 1;
+    }
+}
+
+static void test_the_device_encodes_as_the_cpu(void **state) {
+    (void)state;
+    static const size_t edges[] = {1,    2,    3,    4,    127,   128,   130,   4094,   4096,
+                                   4098, 8191, 8192, 8200, 65535, 65536, 65538, 131072, MAX_BYTES};
+    enum { N_EDGES = sizeof edges / sizeof *edges };
+    const char *rounds = getenv("TEST_ROUNDS");
+    int n_rounds = rounds ? atoi(rounds) : 8;
+    test_random seed = {random_seed(__func__, fcdp__now_ns())};
+    world w = world_create();
+    size_t bound = fcdp__delta_bound(MAX_BYTES);
+    char *base = malloc(MAX_BYTES), *now = malloc(MAX_BYTES), *wire = malloc(bound),
+         *expected = malloc(bound);
+    for (int i = 0; i < n_rounds * N_EDGES; i++) {
+        unsigned element_bytes = i & 1 ? 2 : 4;
+        size_t bytes = i < 2 * N_EDGES ? edges[i / 2] : 1 + random_below(&seed, MAX_BYTES);
+        size_t shift = random_below(&seed, 2) * random_below(&seed, SHIFTS / 4);
+        arrays_fill(base, now, bytes, element_bytes, &seed);
+        size_t n = fcdp__delta_encode(base, now, bytes, element_bytes, expected, bound);
+        assert_int_equal(device_encode(&w, base, now, bytes, element_bytes, shift, wire, bound), n);
+        if (memcmp(wire, expected, n) != 0)
+            fail_msg("%zu bytes of width %u, shifted by %zu", bytes, element_bytes, shift);
+        /* there is no room for all of it */
+        size_t less = random_below(&seed, (uint32_t)n);
+        assert_int_equal(device_encode(&w, base, now, bytes, element_bytes, shift, wire, less), 0);
+    }
+    free(expected);
+    free(wire);
+    free(now);
+    free(base);
+    world_destroy(&w);
+}
+
+/* Slots that no kernel has written, or one that is at fault: nothing beyond a slot is read. */
+static void test_slots_without_sense_make_no_wire(void **state) {
+    (void)state;
+    enum { BYTES = FCDP_DELTA_TASK_BYTES };
+    char *slots = malloc(FCDP_DELTA_SLOTS_BYTES), *wire = malloc(2 * BYTES);
+    memset(slots, 0xff, FCDP_DELTA_SLOTS_BYTES);
+    for (unsigned element_bytes = 2; element_bytes <= 4; element_bytes += 2)
+        assert_int_equal(fcdp__delta_wire_of_slots(slots, BYTES, element_bytes, wire, 2 * BYTES), 0);
+    free(wire);
+    free(slots);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_device_encodes_as_the_cpu),
+        cmocka_unit_test(test_slots_without_sense_make_no_wire),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
