@@ -193,7 +193,7 @@ static void blocks_body(void *data) {
     }
 }
 
-/* The range is among the operation's, or now is; behind its first access, the tasks. False: there is no room. */
+/* The range is among the operation's, or now is, behind the tasks. False: it has no room for it. */
 static bool add_access(struct sim_op *op, struct range range, bool writes) {
     if (range.bytes == 0) return true;
     for (unsigned i = 1; i < op->n_accesses; i++) {
