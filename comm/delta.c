@@ -3,43 +3,21 @@
  *
  * A gather is two host functions on its stream, around the wait for the lane's turn, and on a device mostly a
  * third one, which stores what came, on the stream of copies to the host. What they read and write lies in
- * device memory where the host computes, and else in page-locked memory, with copies before and behind.
+ * device memory where the host computes, and else in page-locked memory, with copies before and behind
+ * (delta_device.c).
  */
 #include "comm/delta.h"
 
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <time.h>
 
-#include "base/size.h"
 #include "comm/delta_exchange.h"
 #include "comm/trace.h"
 
 typedef fcdp_delta delta;
 typedef fcdp_delta_extent cut;
 
-/* No stream uses it. What the driver does not give back stays page-locked, and so allocated. */
-static fcdp_status staged_free(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
-    size_t stay_bytes;
-    if (!scratch->staged) return FCDP_OK;
-    fcdp_status status = fcdp__driver_host_unpin(drv, scratch->staged, scratch->staged_bytes, &stay_bytes);
-    if (!status) munmap(scratch->staged, scratch->staged_bytes);
-    scratch->staged = NULL;
-    scratch->staged_bytes = scratch->own_room_bytes = 0;
-    return status;
-}
-
-void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
-    if (staged_free(scratch, drv)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
-    const fcdp_event events[] = {scratch->fetched, scratch->brought, scratch->stored};
-    for (size_t i = 0; i < sizeof events / sizeof *events; i++)
-        if (events[i]) fcdp__driver_event_destroy(drv, events[i]);
-    free(scratch->own);
-    free(scratch->all);
-    *scratch = (fcdp_delta_scratch){0};
-}
-
-/* ---- enqueueing ---- */
+/* ---- which gathers ---- */
 
 /* NULL: differences can cross. The same on every member. */
 static const char *why_whole(const fcdp_comm *comm) {
@@ -102,6 +80,12 @@ static void delta_free(delta *d) {
     free(d);
 }
 
+/* What a gather kept on the device is the next one's. */
+static void delta_end(delta *d) {
+    fcdp__own_bases_learn(d);
+    delta_free(d);
+}
+
 /* Where its last gathers are still under way, the host waits behind the n events. */
 static fcdp_status state_await(fcdp_delta_state *state, fcdp_driver *drv, const fcdp_event *events, int n) {
     bool done = true;
@@ -114,7 +98,7 @@ static fcdp_status state_await(fcdp_delta_state *state, fcdp_driver *drv, const 
     while (state->last) {
         delta *d = state->last;
         state->last = d->next;
-        delta_free(d);
+        delta_end(d);
     }
     return FCDP_OK;
 }
@@ -212,23 +196,10 @@ static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_de
     return d;
 }
 
-/* Of the others. */
-static size_t places_bytes(const delta *d) {
-    return fcdp__round_up((d->n - 1) * d->bytes, 64);
-}
-
-static bool has_base_on_device(const delta *d) {
-    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts && d->encodes; c++)
-        if (c->from.where == FCDP_BASE_ON_DEVICE) return true;
-    return false;
-}
-
 /* Where the host functions find each cut's bytes: with `staged`, all but a base in host memory there, and
  * else in device memory. */
-static void rows_set(delta *d, const fcdp_delta_cut *cuts, char *staged) {
+static void rows_set(delta *d, const fcdp_delta_cut *cuts, fcdp_delta_staged *staged) {
     const fcdp_topology *topology = &d->comm->topology;
-    char *own = staged, *place = staged ? staged + d->scratch->own_room_bytes : NULL;
-    char *base = staged ? place + places_bytes(d) : NULL;
     for (uint32_t k = 0; k < d->n_cuts; k++) {
         cut *c = &d->cuts[k];
         c->shard = (const char *)(uintptr_t)cuts[k].shard.addr;
@@ -236,12 +207,15 @@ static void rows_set(delta *d, const fcdp_delta_cut *cuts, char *staged) {
                                       .stride_bytes = cuts[k].part.stride_bytes};
         c->base = c->places;
         if (staged) {
-            c->places = (fcdp_delta_rows){.at = place, .stride_bytes = d->bytes, .own = own, .me = d->me};
-            c->shard = own;
-            c->base = (fcdp_delta_rows){.at = base, .stride_bytes = d->bytes};
-            own += c->bytes;
-            place += c->bytes;
-            base += c->bytes;
+            c->places = (fcdp_delta_rows){
+                .at = staged->places, .stride_bytes = d->bytes, .own = staged->own, .me = d->me};
+            c->shard = staged->own;
+            c->base = (fcdp_delta_rows){.at = staged->base, .stride_bytes = d->bytes};
+            c->slots = c->slots_bytes ? staged->slots : NULL;
+            staged->own += c->bytes;
+            staged->places += c->bytes;
+            staged->base += c->bytes;
+            staged->slots += c->slots_bytes;
         }
         fcdp_piece first = fcdp__plan_shard(c->group->layout, topology, cuts[k].extent, 0, topology->local);
         c->host_offset_bytes = first.offset_bytes;
@@ -299,6 +273,7 @@ static void announce(const delta *d, bool crosses) {
     for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
         bool is_in_place = c->shard == fcdp__delta_row(c->places, d->me);
         if (!crosses) access_add(&list, c->shard, c->bytes, false);
+        if (!crosses && c->slots) access_add(&list, c->slots, c->slots_bytes, false);
         for (uint32_t b = 0; b < d->n; b++) {
             if (d->encodes && !(crosses && b == d->me)) base_add(&list, c, b);
             if (crosses || (b == d->me && !is_in_place))
@@ -332,107 +307,6 @@ static fcdp_status stores_await(const delta *d, fcdp_stream inter) {
     return status;
 }
 
-/* ---- a device whose memory is not the host's ---- */
-
-/* What is on the streams uses the smaller one. Not all of it is behind the scratch's events, if recording one
- * has failed, of another shard group's gather. */
-static fcdp_status staged_empty(const delta *d, fcdp_stream inter) {
-    fcdp_driver *drv = d->comm->engine->drv;
-    fcdp_status status = fcdp__driver_stream_sync(drv, inter);
-    for (int i = 0; i < FCDP_N_DIRECTIONS && !status; i++)
-        status = fcdp__driver_stream_sync(drv, d->comm->set->copies[i]);
-    return status ? status : staged_free(d->scratch, drv);
-}
-
-/* Events that were made before a failure are kept for the next try. */
-static fcdp_status events_make(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
-    fcdp_event *const events[] = {&scratch->fetched, &scratch->brought, &scratch->stored};
-    for (size_t i = 0; i < sizeof events / sizeof *events; i++) {
-        if (*events[i]) continue;
-        fcdp_status status = fcdp__driver_event_create_blocking(drv, events[i]);
-        if (!status) continue;
-        *events[i] = NULL;
-        return status;
-    }
-    return FCDP_OK;
-}
-
-static fcdp_status staged_reserve(const delta *d, fcdp_stream inter) {
-    fcdp_driver *drv = d->comm->engine->drv;
-    fcdp_delta_scratch *scratch = d->scratch;
-    size_t room = scratch->own_room_bytes, stay_bytes;
-    if (room < d->bytes) room = fcdp__round_up(d->bytes, 64);
-    size_t bytes = room + places_bytes(d) + (has_base_on_device(d) ? d->n * d->bytes : 0);
-    fcdp_status status = FCDP_OK;
-    for (int i = 0; i < FCDP_N_INTER && !status; i++)
-        status = events_make(&d->comm->set->delta_scratch[i], drv);
-    if (status || (room == scratch->own_room_bytes && bytes <= scratch->staged_bytes)) return status;
-    bytes = fcdp__round_up(bytes > scratch->staged_bytes ? bytes : scratch->staged_bytes, 64 << 10);
-    status = staged_empty(d, inter);
-    if (status) return status;
-    char *staged = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (staged == MAP_FAILED)
-        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory for a gather of %zu bytes", bytes);
-    (void)madvise(staged, bytes, MADV_DONTFORK); /* behind a fork, a write would move pages that are pinned */
-    status = fcdp__driver_host_pin(drv, staged, bytes, &stay_bytes);
-    if (status) {
-        if (!stay_bytes) munmap(staged, bytes);
-        return status;
-    }
-    scratch->staged = staged;
-    scratch->staged_bytes = bytes;
-    scratch->own_room_bytes = room;
-    return FCDP_OK;
-}
-
-/* This rank's shards, and a base that the device alone has: behind the fetches of the gathers before, which
- * are needed first, and once the last gather's shards have been stored. That base goes where the last
- * gather's places may be. */
-static fcdp_status shards_fetch(const delta *d, const fcdp_delta_cut *cuts, fcdp_stream inter) {
-    fcdp_driver *drv = d->comm->engine->drv;
-    fcdp_status status = fcdp__driver_stream_wait(drv, inter, d->scratch->stored);
-    if (!status && has_base_on_device(d)) status = fcdp__driver_stream_wait(drv, inter, d->scratch->brought);
-    for (int i = 0; i < FCDP_N_INTER && !status; i++)
-        status = fcdp__driver_stream_wait(drv, inter, d->comm->set->delta_scratch[i].fetched);
-    for (uint32_t k = 0; k < d->n_cuts && !status; k++) {
-        const cut *c = &d->cuts[k];
-        status = fcdp__driver_copy_d2h(drv, (char *)c->shard, cuts[k].shard, c->bytes, inter);
-        for (uint32_t b = 0; b < d->n && d->encodes && c->from.where == FCDP_BASE_ON_DEVICE && !status; b++)
-            status = fcdp__driver_copy_d2h(drv, fcdp__delta_row(c->base, b),
-                                           fcdp__dptr_add(cuts[k].part.at, b * cuts[k].part.stride_bytes),
-                                           c->bytes, inter);
-    }
-    return status ? status : fcdp__driver_event_record(drv, d->scratch->fetched, inter);
-}
-
-/* What has come of the other members, behind the turn, and this rank's shards. In staged memory a member's
- * lie side by side; where they do so on the device, too, it is one copy. The copy of the own shards ends
- * before `crossed`, and so before an optimizer writes them. */
-static fcdp_status places_bring(const delta *d, const fcdp_delta_cut *cuts, fcdp_stream bring) {
-    fcdp_driver *drv = d->comm->engine->drv;
-    fcdp_status status = FCDP_OK;
-    fcdp_dptr to = {0};
-    const char *from = NULL;
-    size_t bytes = 0;
-    for (uint32_t b = 0; b < d->n && !status; b++)
-        for (uint32_t k = 0; k < d->n_cuts && !status; k++) {
-            fcdp_dptr at = fcdp__dptr_add(cuts[k].part.at, b * cuts[k].part.stride_bytes);
-            if (b == d->me) {
-                status = fcdp__driver_copy_d2d(drv, at, cuts[k].shard, d->cuts[k].bytes, bring);
-                continue;
-            }
-            const char *row = fcdp__delta_row(d->cuts[k].places, b);
-            if (bytes && (at.addr != to.addr + bytes || row != from + bytes)) {
-                status = fcdp__driver_copy_h2d(drv, to, from, bytes, bring);
-                bytes = 0;
-            }
-            if (!bytes) to = at, from = row;
-            bytes += d->cuts[k].bytes;
-        }
-    if (!status && bytes) status = fcdp__driver_copy_h2d(drv, to, from, bytes, bring);
-    return status ? status : fcdp__driver_event_record(drv, d->scratch->brought, bring);
-}
-
 /* ---- one gather ---- */
 
 /* `state`'s gather is the stream's from here on, whatever fails. */
@@ -444,9 +318,12 @@ fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const f
     delta *d = delta_make(comm, state, cuts, n, way);
     if (!d) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", cuts[0].group->name);
     bool stages = !comm->engine->host_computes;
-    fcdp_status status = stages ? staged_reserve(d, inter) : FCDP_OK;
-    if (!status) rows_set(d, cuts, stages ? d->scratch->staged : NULL);
-    if (!status && stages) status = shards_fetch(d, cuts, inter);
+    fcdp_delta_staged staged;
+    if (stages) fcdp__delta_encoder_begin(d, cuts);
+    fcdp_status status = stages ? fcdp__delta_staged_reserve(d, inter, &staged) : FCDP_OK;
+    if (!status) rows_set(d, cuts, stages ? &staged : NULL);
+    if (!status && stages) status = fcdp__delta_shards_fetch(d, cuts, inter);
+    if (stages) fcdp__delta_encoder_end(d, status);
     if (!status) status = stores_await(d, inter);
     if (!status) {
         announce(d, false);
@@ -466,7 +343,7 @@ fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const f
     if (!status) status = fcdp__driver_event_record(drv, turn, inter);
     if (!status) fcdp__count(&comm->engine->counts, FCDP_COUNT_GATHER_CALLS, 1);
     if (!status && way->bring != inter) status = fcdp__driver_stream_wait(drv, way->bring, turn);
-    if (!status && stages) status = places_bring(d, cuts, way->bring);
+    if (!status && stages) status = fcdp__delta_places_bring(d, cuts, way->bring);
     return status;
 }
 

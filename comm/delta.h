@@ -43,6 +43,7 @@
 
 #include <stdatomic.h>
 
+#include "alloc/pinned.h"
 #include "comm/group.h"
 #include "comm/int8.h"
 #include "comm/transport.h"
@@ -54,11 +55,12 @@ typedef struct fcdp_delta_scratch {
     char *own, *all; /* what this rank sends; what all members send */
     size_t own_bytes, all_bytes;
     /* Page-locked, where the device's memory is not the host's: this rank's shards, in the first
-     * own_room_bytes, then the others' places, and a base that the device alone has. Shards are fetched while
-     * copies to the device may still read the last gather's places, wherever those lie: so no place is ever
-     * where shards are. Gathers fetch one after another, on whichever stream: behind the last `fetched` */
-    char *staged;
-    size_t staged_bytes, own_room_bytes;
+     * own_room_bytes; what the device has encoded, in slots_room_bytes; then the others' places, and a base
+     * that the device alone has. Shards are fetched and encoded while copies to the device may still read the
+     * last gather's places, wherever those lie: so no place is ever in these rooms. Gathers fetch one after
+     * another, on whichever stream: behind the last `fetched` */
+    fcdp_pinned staged;
+    size_t own_room_bytes, slots_room_bytes;
     fcdp_event fetched, brought, stored; /* the last gather's: the places have been read by both copies */
 } fcdp_delta_scratch;
 /* All streams have ended. */

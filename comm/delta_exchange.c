@@ -17,7 +17,7 @@
 #include <time.h>
 
 #include "base/size.h"
-#include "comm/codec.h"
+#include "comm/codec_kernel.h"
 #include "comm/trace.h"
 
 typedef fcdp_delta delta;
@@ -42,21 +42,46 @@ static void *grown(char **at, size_t *has_bytes, size_t bytes) {
     return *at;
 }
 
+static uint64_t row_fingerprint(const cut *c, fcdp_delta_rows rows, uint32_t member) {
+    return fcdp__fingerprint_by_host(fcdp__delta_row(rows, member), c->bytes, 0);
+}
+
+/* Of several rows, one after another. */
+static uint64_t joined(uint64_t before, uint64_t fingerprint) {
+    return fcdp__fingerprint_by_host(&fingerprint, sizeof fingerprint, before);
+}
+
 /* Of what lies in the member's place. */
-static uint64_t place_fingerprint(const delta *d, uint32_t member) {
-    uint64_t fingerprint = 0;
-    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
-        fingerprint = fcdp__fingerprint_by_host(fcdp__delta_row(c->places, member), c->bytes, fingerprint);
-    return fingerprint;
+static uint64_t place_fingerprint(delta *d, uint32_t member) {
+    uint64_t all = 0;
+    for (cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
+        uint64_t fingerprint = row_fingerprint(c, c->places, member);
+        if (member == d->me) c->shard_fingerprint = fingerprint, c->shard_is_known = true;
+        all = joined(all, fingerprint);
+    }
+    return all;
 }
 
 /* Of all members'. */
-static uint64_t base_fingerprint(const delta *d) {
-    uint64_t fingerprint = 0;
+static uint64_t base_fingerprint(delta *d) {
+    uint64_t all = 0;
     for (uint32_t b = 0; b < d->n; b++)
-        for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
-            fingerprint = fcdp__fingerprint_by_host(fcdp__delta_row(c->base, b), c->bytes, fingerprint);
-    return fingerprint;
+        for (cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
+            uint64_t fingerprint = row_fingerprint(c, c->base, b);
+            if (b == d->me) c->base_fingerprint = fingerprint;
+            all = joined(all, fingerprint);
+        }
+    return all;
+}
+
+/* One cut's; 0: too many. */
+static size_t cut_encode(delta *d, const cut *c, char *wire, size_t capacity) {
+    if (d->rounds) return fcdp__int8_encode(c->shard, c->bytes, c->number, wire, &d->rounding);
+    bool by_device = c->slots && (!c->own_is_known || c->own_fingerprint == c->base_fingerprint);
+    d->n_by_device += by_device;
+    return by_device ? fcdp__delta_wire_of_slots(c->slots, c->bytes, c->element_bytes, wire, capacity)
+                     : fcdp__delta_encode(fcdp__delta_row(c->base, d->me), c->shard, c->bytes,
+                                          c->element_bytes, wire, capacity);
 }
 
 /* A member's differences: of each cut its length, 8 bytes, and as many bytes of the codec's. 0: too many. */
@@ -65,9 +90,7 @@ static size_t encode(delta *d, char *wire, size_t capacity) {
     for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
         uint64_t n = 0;
         if (at + sizeof n >= capacity) return 0;
-        n = d->rounds ? fcdp__int8_encode(c->shard, c->bytes, c->number, wire + at + sizeof n, &d->rounding)
-                      : fcdp__delta_encode(fcdp__delta_row(c->base, d->me), c->shard, c->bytes,
-                                           c->element_bytes, wire + at + sizeof n, capacity - at - sizeof n);
+        n = cut_encode(d, c, wire + at + sizeof n, capacity - at - sizeof n);
         if (!n) return 0;
         memcpy(wire + at, &n, sizeof n);
         at += sizeof n + n;
@@ -279,6 +302,8 @@ static void differences_make(delta *d) {
     if (!wire || !base_is_there(d)) return; /* the shards cross whole */
     mine->base = base_fingerprint(d) | 1;   /* 0 says that it has none */
     mine->wire_bytes = encode(d, wire, most);
+    if (mine->wire_bytes && d->n_by_device == d->n_cuts)
+        fcdp__count(&d->comm->engine->counts, FCDP_COUNT_DELTA_BY_DEVICE, 1);
     d->encode_ns = core_ns() - start_ns;
 }
 
@@ -323,7 +348,8 @@ void fcdp__delta_encode_run(void *gather) {
             rounded_make(d);
         else
             own_place(d);
-        if (d->heads[d->me].wire_bytes) d->heads[d->me].shards = place_fingerprint(d, d->me);
+        uint64_t shards = d->heads[d->me].wire_bytes || d->cuts[0].keeps ? place_fingerprint(d, d->me) : 0;
+        if (d->heads[d->me].wire_bytes) d->heads[d->me].shards = shards;
     }
     atomic_store_explicit(&d->phase, FCDP_DELTA_IDLE, memory_order_release);
 }

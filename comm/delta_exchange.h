@@ -1,5 +1,5 @@
-/* delta_exchange.h - one gather of differences (delta.h): what delta.c enqueues, and what its host
- * functions make of it. For these two files.
+/* delta_exchange.h - one gather of differences (delta.h): what delta.c and delta_device.c enqueue, and what
+ * its host functions make of it. For these three files.
  */
 #ifndef FCDP_DELTA_EXCHANGE_H
 #define FCDP_DELTA_EXCHANGE_H
@@ -32,10 +32,20 @@ typedef struct fcdp_delta_extent { /* one stale extent */
     /* where the places are in each copy of the group's host memory */
     size_t host_offset_bytes, host_stride_bytes;
     fcdp_base from;
-    uint32_t span;
+    uint32_t span, index; /* index: of the group's extents */
     size_t bytes;
     unsigned element_bytes;
     fcdp_number number;
+    /* What the device has encoded (codec_kernel.h); NULL: the host does. With own_is_known only if the
+     * base's own_fingerprint is this one: else it encoded from the base itself */
+    const char *slots;
+    size_t slots_bytes;
+    bool own_is_known;
+    uint64_t own_fingerprint;
+    /* The shard is kept as an own base, of this generation; 0: it is not */
+    uint64_t keeps;
+    bool shard_is_known;
+    uint64_t shard_fingerprint, base_fingerprint; /* of this rank's own */
 } fcdp_delta_extent;
 
 /* Whose the gather is; while it runs, a host function's. */
@@ -62,9 +72,34 @@ typedef struct fcdp_delta {
     size_t bytes; /* of one member's shards */
     uint64_t sent_bytes;
     fcdp_delta_head *heads; /* n */
+    uint32_t n_by_device;   /* cuts that the device has encoded */
     uint32_t n_cuts;
     fcdp_delta_extent cuts[];
 } fcdp_delta;
+
+/* Where each kind of bytes begins in the scratch's page-locked memory. */
+typedef struct fcdp_delta_staged {
+    char *own, *slots, *places, *base;
+} fcdp_delta_staged;
+
+/* ---- delta_device.c; the thread that enqueues calls them, in this order ---- */
+
+/* Decides what the device encodes. Until the second call no other thread takes the own bases' pages. */
+void fcdp__delta_encoder_begin(fcdp_delta *d, const fcdp_delta_cut *cuts);
+void fcdp__delta_encoder_end(const fcdp_delta *d, fcdp_status status);
+/* In between: page-locked memory for all of the gather; then the encoder's launch, and the copies of this
+ * rank's shards. */
+fcdp_status fcdp__delta_staged_reserve(const fcdp_delta *d, fcdp_stream inter,
+                                       fcdp_delta_staged *staged_out) FCDP_MUST_CHECK;
+fcdp_status fcdp__delta_shards_fetch(const fcdp_delta *d, const fcdp_delta_cut *cuts,
+                                     fcdp_stream inter) FCDP_MUST_CHECK;
+/* To the device. */
+fcdp_status fcdp__delta_places_bring(const fcdp_delta *d, const fcdp_delta_cut *cuts,
+                                     fcdp_stream bring) FCDP_MUST_CHECK;
+/* The gather is done: what it kept is known. */
+void fcdp__own_bases_learn(const fcdp_delta *d);
+
+/* ---- rows ---- */
 
 static inline char *fcdp__delta_row(fcdp_delta_rows of, uint32_t member) {
     if (of.own && member == of.me) return of.own;
@@ -75,6 +110,8 @@ static inline char *fcdp__delta_host_row(const fcdp_delta_extent *of, uint32_t c
     return (char *)fcdp__host_copy(of->group->block, copy) + of->host_offset_bytes +
            member * of->host_stride_bytes;
 }
+
+/* ---- host functions, of delta_exchange.c ---- */
 
 /* All are of an fcdp_delta; the first two are on the gather's stream. The first encodes this rank's shards,
  * before the lane's turn. */

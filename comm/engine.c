@@ -1,7 +1,7 @@
 /* engine.c - a process's device, streams, monitor and counters, opened once and closed in the reverse order.
  *
  * The engine decides what depends on the machine rather than on a group: options that were left to FCDP, the
- * reclaimer of the staging buffer, when an optimizer may write shards that a gather still reads. It refuses
+ * reclaimer of staging buffers and of own bases, when an optimizer may write shards that a gather still reads. It refuses
  * a forked child and a CUDA graph that is being captured: both would corrupt memory silently.
  *
  * It moves no bytes; comm.c and use.c do, on its streams.
@@ -82,6 +82,24 @@ static fcdp_policy_kind policy_choose(const fcdp_engine_config *config) {
     return shares_pool && is_judged && !options->tau_is_set ? FCDP_POLICY_NEXT_USE : FCDP_POLICY_TAU;
 }
 
+/* An fcdp_reclaim_fn: what is cheap to fill again. */
+static size_t scratch_reclaim(void *ctx, size_t n_pages) {
+    fcdp_engine *engine = ctx;
+    size_t n_given = 0;
+    for (fcdp_stream_set *set = engine->sets; set && n_given < n_pages; set = set->next)
+        n_given += fcdp__staging_reclaim(set);
+    for (fcdp_stream_set *set = engine->sets; set && n_given < n_pages; set = set->next)
+        n_given += fcdp__own_bases_reclaim(set);
+    return n_given;
+}
+
+static size_t scratch_idle(void *ctx) {
+    fcdp_engine *engine = ctx;
+    size_t n_pages = 0;
+    for (fcdp_stream_set *set = engine->sets; set; set = set->next) n_pages += fcdp__staging_idle(set);
+    return n_pages;
+}
+
 /* Options that are left to FCDP are decided once the driver is known. Where the host computes, ranks are
  * joined by its memory alone, so a restore is whole; else it depends on the transport
  * (fcdp__group_by_slice). */
@@ -108,8 +126,7 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
         status ? NULL : fcdp__tiering_stream(engine->tiering, FCDP_TO_DEVICE)};
     if (!status) status = fcdp__stream_set_create(engine, copies, &first);
     if (!status)
-        fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_SCRATCH, fcdp__staging_reclaim,
-                                 fcdp__staging_idle, engine);
+        fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_SCRATCH, scratch_reclaim, scratch_idle, engine);
     if (!status) status = fcdp__frozen_open(engine, &engine->frozen);
     if (!status) fcdp__spilled_open(engine);
     return status ? status : fcdp__monitor_start(engine, &engine->monitor);
@@ -280,7 +297,10 @@ void fcdp_engine_begin_pass(fcdp_engine *engine) {
     fcdp__trace_now(FCDP_EVENT_PASS, 0, 0, 0, 0);
     fcdp__trace_count(FCDP_COUNT_PASSES, 1);
     fcdp__tiering_begin_pass(engine->tiering);
-    for (fcdp_stream_set *set = engine->sets; set; set = set->next) fcdp__staging_begin_pass(set);
+    for (fcdp_stream_set *set = engine->sets; set; set = set->next) {
+        fcdp__staging_begin_pass(set);
+        fcdp__own_bases_begin_pass(set);
+    }
 }
 
 fcdp_status fcdp__engine_check_awake(const fcdp_engine *engine, const char *name) {
@@ -317,7 +337,10 @@ fcdp_status fcdp_engine_sleep(fcdp_engine *engine, fcdp_stream stream) {
     if (status || atomic_exchange(&engine->asleep, true)) return status;
     status = ahead_cancel(engine);
     if (!status) status = fcdp__tiering_sleep(engine->tiering);
-    for (fcdp_stream_set *set = engine->sets; set && !status; set = set->next) fcdp__staging_trim(set);
+    for (fcdp_stream_set *set = engine->sets; set && !status; set = set->next) {
+        fcdp__staging_trim(set);
+        fcdp__own_bases_trim(set);
+    }
     if (status)
         engine->asleep = false;
     else
@@ -375,6 +398,7 @@ void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
                   .wait_ns = n[FCDP_COUNT_SPILL_WAIT_NS]},
         .n_delta_gathers = n[FCDP_COUNT_DELTA_GATHERS],
         .n_delta_whole = n[FCDP_COUNT_DELTA_WHOLE],
+        .n_delta_by_device = n[FCDP_COUNT_DELTA_BY_DEVICE],
         .n_late = n[FCDP_COUNT_GATHERS_LATE],
         .n_drops = n[FCDP_COUNT_DROPS],
         .cache = {.read_bytes = n[FCDP_COUNT_CACHE_READ_BYTES],

@@ -131,6 +131,7 @@ typedef struct fcdp_engine_stats {
     fcdp_cache_stats cache;
     fcdp_spill_stats spill;
     uint64_t n_delta_gathers, n_delta_whole; /* comm/delta.h: as differences, or rounded; whole after all */
+    uint64_t n_delta_by_device;              /* of this rank's differences, that the device has encoded */
     fcdp_rounding rounding;                  /* of this rank's shards, with FCDP_CODEC=int8 */
     fcdp_numa_plan numa;
 } fcdp_engine_stats;

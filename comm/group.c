@@ -37,6 +37,7 @@ static void group_free(fcdp_group *group) {
     free(group->stale);
     free(group->votes);
     free(group->read_pieces);
+    free(group->own.extents);
     free(group->name);
     free(group);
 }
@@ -110,7 +111,7 @@ static void waiters_end(fcdp_group *group) {
 }
 
 /* It is waited for while the monitor still knows it, so that a wait for a peer that is gone ends. With the
- * last group of all shard groups the staging buffer's pages go. */
+ * last group of all shard groups the pages of the staging buffer and of own bases go. */
 void fcdp_group_destroy(fcdp_group *group) {
     if (!group || group->comm->engine->pid != getpid()) return;
     fcdp_comm *comm = group->comm;
@@ -136,7 +137,10 @@ void fcdp_group_destroy(fcdp_group *group) {
     if (group->block) fcdp__host_detach(group->block);
     if (group->owns_block) fcdp__host_block_free(comm->host, group->offset);
     group_free(group);
-    for (fcdp_stream_set *set = is_last ? engine->sets : NULL; set; set = set->next) fcdp__staging_trim(set);
+    for (fcdp_stream_set *set = is_last ? engine->sets : NULL; set; set = set->next) {
+        fcdp__staging_trim(set);
+        fcdp__own_bases_trim(set);
+    }
 }
 
 void fcdp_group_set_tier(fcdp_group *group, fcdp_tier tier) {

@@ -13,6 +13,7 @@
 #include "comm/monitor.h"
 #include "comm/plan.h"
 #include "comm/spilled.h"
+#include "comm/own_base.h"
 #include "comm/staging.h"
 #include "comm/tree.h"
 #include "comm/unshard.h"
@@ -45,6 +46,7 @@ struct fcdp_stream_set {
     /* the end of the last transfer that was enqueued on the lane, of any comm */
     fcdp_event turn[FCDP_N_LANES];
     fcdp_staging staging;
+    fcdp_own_bases own_bases;
     fcdp_delta_scratch delta_scratch[FCDP_N_INTER];
 };
 
@@ -170,6 +172,7 @@ struct fcdp_group {
     fcdp_copy_state copy;
     fcdp_frozen_state frozen;
     fcdp_delta_state delta;
+    fcdp_own_group own;
     _Atomic uint64_t in_flight_ns; /* since when; 0: nothing */
     fcdp_counts counts;            /* of its unshards so far; part of the engine's */
     /* guarded by the engine's lock */

@@ -87,7 +87,7 @@ void fcdp__staging_begin_pass(fcdp_stream_set *set) {
     fcdp__staging_release(staging);
 }
 
-static size_t set_reclaim(fcdp_stream_set *set) {
+size_t fcdp__staging_reclaim(fcdp_stream_set *set) {
     fcdp_staging *staging = &set->staging;
     if (!acquire_idle(staging)) return 0;
     pages_try_free(set);
@@ -96,24 +96,10 @@ static size_t set_reclaim(fcdp_stream_set *set) {
     return n_given;
 }
 
-/* The thread that has the buffer may be the one that asks, so this waits for none. Of each set all or
- * nothing. */
-size_t fcdp__staging_reclaim(void *ctx, size_t n_pages) {
-    fcdp_engine *engine = ctx;
-    size_t n_given = 0;
-    for (fcdp_stream_set *set = engine->sets; set && n_given < n_pages; set = set->next)
-        n_given += set_reclaim(set);
-    return n_given;
-}
-
-size_t fcdp__staging_idle(void *ctx) {
-    fcdp_engine *engine = ctx;
-    size_t n_pages = 0;
-    for (fcdp_stream_set *set = engine->sets; set; set = set->next) {
-        fcdp__lock_acquire(&set->staging.lock);
-        n_pages += is_idle(&set->staging) ? set->staging.n_pages : 0;
-        fcdp__lock_release(&set->staging.lock);
-    }
+size_t fcdp__staging_idle(fcdp_stream_set *set) {
+    fcdp__lock_acquire(&set->staging.lock);
+    size_t n_pages = is_idle(&set->staging) ? set->staging.n_pages : 0;
+    fcdp__lock_release(&set->staging.lock);
     return n_pages;
 }
 

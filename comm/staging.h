@@ -48,8 +48,9 @@ int fcdp__staging_take(fcdp_stream_set *set, fcdp_dptr *half_out);
 void fcdp__staging_begin_pass(fcdp_stream_set *set);
 /* The last group has gone: so do the pages. */
 void fcdp__staging_trim(fcdp_stream_set *set);
-/* An fcdp_reclaim_fn and an fcdp_idle_fn; `ctx` is the fcdp_engine. */
-size_t fcdp__staging_reclaim(void *ctx, size_t n_pages);
-size_t fcdp__staging_idle(void *ctx);
+/* Pages that went, all or nothing. The thread that has the buffer may be the one that asks, so this waits for
+ * none. */
+size_t fcdp__staging_reclaim(fcdp_stream_set *set);
+size_t fcdp__staging_idle(fcdp_stream_set *set);
 
 #endif

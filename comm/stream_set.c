@@ -20,6 +20,7 @@
 static void set_free(fcdp_stream_set *set) {
     fcdp_driver *drv = set->engine->drv;
     fcdp__staging_destroy(set);
+    fcdp__own_bases_destroy(set);
     for (int i = 0; i < FCDP_N_STREAMS; i++)
         if (set->streams[i]) fcdp__driver_stream_destroy(drv, set->streams[i]);
     for (int d = 0; d < FCDP_N_DIRECTIONS; d++)
@@ -49,6 +50,7 @@ fcdp_status fcdp__stream_set_create(fcdp_engine *engine, const fcdp_stream *copi
     set->engine = engine;
     set->owns_copies = !copies;
     fcdp__staging_init(&set->staging);
+    fcdp__own_bases_init(&set->own_bases);
     for (int i = 0; i < FCDP_N_STREAMS && !status; i++)
         status = stream_make(engine->drv, names[i], &set->streams[i]);
     for (int d = 0; d < FCDP_N_DIRECTIONS && !status; d++)

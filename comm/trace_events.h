@@ -83,7 +83,9 @@
     X(GATHERS_LATE, 86, "gathers.late", COUNT, SUM,                                                          \
       "unshards that began only when they were waited for, as device pages lacked")                          \
     X(DROPS, 87, "moves.drops", COUNT, SUM,                                                                  \
-      "reshards that kept no copy, as the next use gathers it anew (FCDP_POLICY=next-use)")
+      "reshards that kept no copy, as the next use gathers it anew (FCDP_POLICY=next-use)")                  \
+    X(DELTA_BY_DEVICE, 88, "deltas.by_device", COUNT, SUM,                                                   \
+      "gathers whose differences the device has encoded, on this rank")
 
 #define FCDP_COMM_STREAMS(X)                                                                                 \
     X(INTER_0, 64, "inter 0", "bytes between nodes")                                                         \

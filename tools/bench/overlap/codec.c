@@ -28,10 +28,11 @@ bool codec_print(const run_config *config, const rank_result *sum) {
     uint64_t n_gathers = (uint64_t)(config->n_warm + config->n_steps - 1) * N_GROUPS * N_RANKS;
     double encode_ns = sum->encode_ns / N_RANKS, decode_ns = (N_NODES - 1) * sum->decode_ns / N_RANKS;
     double group_ms = config->core_times * SHARD_BYTES / 1e6;
-    printf("  differences: %.3f of the bytes crossed; the host encoded a group for %.2f ms (%.1f GB/s) and "
-           "decoded for %.2f (%.1f)\n",
+    printf("  differences: %.3f of the bytes crossed; the device encoded %llu of %llu times; of a group, the "
+           "host had %.2f ms (%.1f GB/s) to do before they crossed, and decoded for %.2f (%.1f)\n",
            (double)sum->crossed_bytes / (double)((uint64_t)(N_NODES - 1) * SHARD_BYTES * n_gathers),
-           encode_ns * group_ms, 1 / encode_ns, decode_ns * group_ms, (N_NODES - 1) / decode_ns);
+           (unsigned long long)sum->n_by_device, (unsigned long long)n_gathers, encode_ns * group_ms,
+           1 / encode_ns, decode_ns * group_ms, (N_NODES - 1) / decode_ns);
     if (sum->n_differences == n_gathers && !sum->n_whole) return true;
     fprintf(stderr, "%llu of %llu gathers were of differences, and %llu crossed whole after all\n",
             (unsigned long long)sum->n_differences, (unsigned long long)n_gathers,

@@ -273,6 +273,7 @@ void engine_codec(const rank *r, rank_result *result_out) {
     engine_stats(r, &stats);
     result_out->n_differences = stats.n_delta_gathers;
     result_out->n_whole = stats.n_delta_whole;
+    result_out->n_by_device = stats.n_delta_by_device;
     result_out->crossed_bytes = stats.gather.inter_bytes_sent -
                                 (uint64_t)N_GROUPS * (N_NODES - 1) * SHARD_BYTES;
     result_out->encode_ns = rates->encode_ns;

@@ -67,8 +67,8 @@ typedef struct rank_result {
     unsigned long wrong; /* shards as gathered that were not what they should be, in all uses */
     /* With the codec, in all steps but the first, in which there is no base: what this rank's gathers
      * sent to the other nodes; gathers that were of differences, and those that were to be and crossed
-     * whole. */
-    uint64_t crossed_bytes, n_differences, n_whole;
+     * whole; and those in which the device has encoded. */
+    uint64_t crossed_bytes, n_differences, n_whole, n_by_device;
     double encode_ns, decode_ns; /* of a core, for a byte of a shard */
 } rank_result;
 

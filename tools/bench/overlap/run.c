@@ -87,6 +87,7 @@ rank_result sum_of(const shared *s) {
         sum.crossed_bytes += one->crossed_bytes;
         sum.n_differences += one->n_differences;
         sum.n_whole += one->n_whole;
+        sum.n_by_device += one->n_by_device;
         sum.encode_ns += one->encode_ns;
         sum.decode_ns += one->decode_ns;
         if (one->peak_bytes > sum.peak_bytes) sum.peak_bytes = one->peak_bytes;

@@ -1,0 +1,224 @@
+/* delta_device.c - a gather of differences where the device's memory is not the host's: copies to page-locked
+ * memory and from it, and the encoder on the device.
+ *
+ * The device encodes from this rank's own base: in the region, if the base of all members is there, else one
+ * that is kept for that (own_base.h). The wire that it makes is used if what it encoded from has the
+ * fingerprint of the base that the host functions read. If it does not, or if the device has no own base, the
+ * host encodes.
+ */
+#include <stdlib.h>
+
+#include "base/size.h"
+#include "comm/delta_exchange.h"
+
+typedef fcdp_delta delta;
+typedef fcdp_delta_extent cut;
+
+/* ---- page-locked memory ---- */
+
+void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
+    if (fcdp__pinned_destroy(drv, &scratch->staged)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    const fcdp_event events[] = {scratch->fetched, scratch->brought, scratch->stored};
+    for (size_t i = 0; i < sizeof events / sizeof *events; i++)
+        if (events[i]) fcdp__driver_event_destroy(drv, events[i]);
+    free(scratch->own);
+    free(scratch->all);
+    *scratch = (fcdp_delta_scratch){0};
+}
+
+static size_t larger(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+/* Of the others. */
+static size_t places_bytes(const delta *d) {
+    return fcdp__round_up((d->n - 1) * d->bytes, 64);
+}
+
+static bool has_base_on_device(const delta *d) {
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts && d->encodes; c++)
+        if (c->from.where == FCDP_BASE_ON_DEVICE) return true;
+    return false;
+}
+
+/* What is on the streams uses the smaller one. Not all of it is behind the scratch's events, if recording one
+ * has failed, of another shard group's gather. */
+static fcdp_status staged_empty(const delta *d, fcdp_stream inter) {
+    fcdp_driver *drv = d->comm->engine->drv;
+    fcdp_status status = fcdp__driver_stream_sync(drv, inter);
+    for (int i = 0; i < FCDP_N_DIRECTIONS && !status; i++)
+        status = fcdp__driver_stream_sync(drv, d->comm->set->copies[i]);
+    return status ? status : fcdp__pinned_destroy(drv, &d->scratch->staged);
+}
+
+/* Events that were made before a failure are kept for the next try. */
+static fcdp_status events_make(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
+    fcdp_event *const events[] = {&scratch->fetched, &scratch->brought, &scratch->stored};
+    for (size_t i = 0; i < sizeof events / sizeof *events; i++) {
+        if (*events[i]) continue;
+        fcdp_status status = fcdp__driver_event_create_blocking(drv, events[i]);
+        if (!status) continue;
+        *events[i] = NULL;
+        return status;
+    }
+    return FCDP_OK;
+}
+
+fcdp_status fcdp__delta_staged_reserve(const delta *d, fcdp_stream inter, fcdp_delta_staged *staged_out) {
+    fcdp_driver *drv = d->comm->engine->drv;
+    fcdp_delta_scratch *scratch = d->scratch;
+    size_t own = fcdp__round_up(d->bytes, 64), slots = 0;
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) slots += c->slots_bytes;
+    own = larger(own, scratch->own_room_bytes);
+    slots = larger(slots, scratch->slots_room_bytes);
+    size_t bytes = own + slots + places_bytes(d) + (has_base_on_device(d) ? d->n * d->bytes : 0);
+    bool fits = own == scratch->own_room_bytes && slots == scratch->slots_room_bytes;
+    fcdp_status status = FCDP_OK;
+    for (int i = 0; i < FCDP_N_INTER && !status; i++)
+        status = events_make(&d->comm->set->delta_scratch[i], drv);
+    if (!status && !(fits && bytes <= scratch->staged.bytes)) {
+        bytes = larger(bytes, scratch->staged.bytes);
+        status = staged_empty(d, inter);
+        scratch->own_room_bytes = scratch->slots_room_bytes = 0;
+        if (!status) status = fcdp__pinned_create(drv, bytes, "a gather", &scratch->staged);
+        if (!status) scratch->own_room_bytes = own, scratch->slots_room_bytes = slots;
+    }
+    if (status) return status;
+    staged_out->own = scratch->staged.at;
+    staged_out->slots = staged_out->own + own;
+    staged_out->places = staged_out->slots + slots;
+    staged_out->base = staged_out->places + places_bytes(d);
+    return FCDP_OK;
+}
+
+/* ---- the encoder ---- */
+
+/* The base of a cut's own shard on the device. */
+static fcdp_dptr own_base_of(const delta *d, const fcdp_delta_cut *of) {
+    return of->base.where == FCDP_BASE_ON_DEVICE
+               ? fcdp__dptr_add(of->part.at, d->me * of->part.stride_bytes)
+               : fcdp__own_base_at(of->group, of->extent);
+}
+
+static bool has_encoder(const delta *d, const fcdp_delta_cut *cuts) {
+    fcdp_group *group = cuts[0].group;
+    return d->state == &group->delta && fcdp__delta_may_store(group) &&
+           fcdp__own_bases_kernel(d->comm->set) && fcdp__own_bases_reserve(group);
+}
+
+/* Which cuts the device encodes, and which own bases are anew behind this gather. Nothing is known of these
+ * before it is done. */
+void fcdp__delta_encoder_begin(delta *d, const fcdp_delta_cut *cuts) {
+    fcdp__own_bases_acquire(&d->comm->set->own_bases);
+    if (!has_encoder(d, cuts)) return;
+    fcdp_own_group *own = &cuts[0].group->own;
+    for (uint32_t k = 0; k < d->n_cuts; k++) {
+        cut *c = &d->cuts[k];
+        fcdp_own_base *base = &own->extents[cuts[k].extent];
+        bool is_kept = c->from.where == FCDP_BASE_IN_HOST && base->known;
+        c->own_is_known = is_kept;
+        c->own_fingerprint = base->fingerprint;
+        c->keeps = own->generation;
+        base->known = false;
+        if (d->encodes && (is_kept || c->from.where == FCDP_BASE_ON_DEVICE) &&
+            cuts[k].shard.addr % c->element_bytes == 0)
+            c->slots_bytes = fcdp__delta_tasks_of(c->bytes) * FCDP_DELTA_SLOTS_BYTES;
+        c->index = cuts[k].extent;
+    }
+}
+
+/* From here on another thread may have the pages. */
+void fcdp__delta_encoder_end(const delta *d, fcdp_status status) {
+    fcdp_own_bases *own = &d->comm->set->own_bases;
+    if (status) own->incomplete = true;
+    fcdp__own_bases_release(own);
+}
+
+/* The kernel, then the copies of the shards to their bases, which it has read. */
+static fcdp_status encoder_launch(const delta *d, const fcdp_delta_cut *cuts, fcdp_stream inter) {
+    fcdp_driver *drv = d->comm->engine->drv;
+    const fcdp_own_bases *own = &d->comm->set->own_bases;
+    fcdp_delta_task *tasks = (fcdp_delta_task *)(void *)own->tasks.at + cuts[0].group->own.first_task;
+    size_t n_tasks = 0;
+    fcdp_status status = FCDP_OK;
+    fcdp_dptr at;
+    for (uint32_t k = 0; k < d->n_cuts && !status; k++) {
+        const cut *c = &d->cuts[k];
+        if (!c->slots) continue;
+        status = fcdp__driver_host_dptr(drv, (void *)(uintptr_t)c->slots, &at);
+        if (status) return status;
+        fcdp__delta_tasks_fill(tasks + n_tasks, own_base_of(d, &cuts[k]), cuts[k].shard, c->bytes,
+                               c->element_bytes, at);
+        n_tasks += fcdp__delta_tasks_of(c->bytes);
+    }
+    if (n_tasks) {
+        status = fcdp__driver_host_dptr(drv, tasks, &at);
+        if (!status) status = fcdp__driver_launch(drv, &own->kernel, at, (uint32_t)n_tasks, inter);
+    }
+    for (uint32_t k = 0; k < d->n_cuts && d->cuts[k].keeps && !status; k++)
+        status = fcdp__driver_copy_d2d(drv, fcdp__own_base_at(cuts[k].group, cuts[k].extent), cuts[k].shard,
+                                       d->cuts[k].bytes, inter);
+    return status;
+}
+
+/* By the thread that enqueues: the gather is done. */
+void fcdp__own_bases_learn(const delta *d) {
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
+        fcdp_own_group *own = &c->group->own;
+        if (!c->keeps || c->keeps != own->generation || !c->shard_is_known) continue;
+        own->extents[c->index].known = true;
+        own->extents[c->index].fingerprint = c->shard_fingerprint;
+    }
+}
+
+/* ---- copies ---- */
+
+/* This rank's shards, and a base that the device alone has: behind the fetches of the gathers before, which
+ * are needed first, and once the last gather's shards have been stored. That base goes where the last
+ * gather's places may be. */
+fcdp_status fcdp__delta_shards_fetch(const delta *d, const fcdp_delta_cut *cuts, fcdp_stream inter) {
+    fcdp_driver *drv = d->comm->engine->drv;
+    fcdp_status status = fcdp__driver_stream_wait(drv, inter, d->scratch->stored);
+    if (!status && has_base_on_device(d)) status = fcdp__driver_stream_wait(drv, inter, d->scratch->brought);
+    for (int i = 0; i < FCDP_N_INTER && !status; i++)
+        status = fcdp__driver_stream_wait(drv, inter, d->comm->set->delta_scratch[i].fetched);
+    if (!status) status = encoder_launch(d, cuts, inter);
+    for (uint32_t k = 0; k < d->n_cuts && !status; k++) {
+        const cut *c = &d->cuts[k];
+        status = fcdp__driver_copy_d2h(drv, (char *)c->shard, cuts[k].shard, c->bytes, inter);
+        for (uint32_t b = 0; b < d->n && d->encodes && c->from.where == FCDP_BASE_ON_DEVICE && !status; b++)
+            status = fcdp__driver_copy_d2h(drv, fcdp__delta_row(c->base, b),
+                                           fcdp__dptr_add(cuts[k].part.at, b * cuts[k].part.stride_bytes),
+                                           c->bytes, inter);
+    }
+    return status ? status : fcdp__driver_event_record(drv, d->scratch->fetched, inter);
+}
+
+/* What has come of the other members, behind the turn, and this rank's shards. In staged memory a member's
+ * lie side by side; where they do so on the device, too, it is one copy. The copy of the own shards ends
+ * before `crossed`, and so before an optimizer writes them. */
+fcdp_status fcdp__delta_places_bring(const delta *d, const fcdp_delta_cut *cuts, fcdp_stream bring) {
+    fcdp_driver *drv = d->comm->engine->drv;
+    fcdp_status status = FCDP_OK;
+    fcdp_dptr to = {0};
+    const char *from = NULL;
+    size_t bytes = 0;
+    for (uint32_t b = 0; b < d->n && !status; b++)
+        for (uint32_t k = 0; k < d->n_cuts && !status; k++) {
+            fcdp_dptr at = fcdp__dptr_add(cuts[k].part.at, b * cuts[k].part.stride_bytes);
+            if (b == d->me) {
+                status = fcdp__driver_copy_d2d(drv, at, cuts[k].shard, d->cuts[k].bytes, bring);
+                continue;
+            }
+            const char *row = fcdp__delta_row(d->cuts[k].places, b);
+            if (bytes && (at.addr != to.addr + bytes || row != from + bytes)) {
+                status = fcdp__driver_copy_h2d(drv, to, from, bytes, bring);
+                bytes = 0;
+            }
+            if (!bytes) to = at, from = row;
+            bytes += d->cuts[k].bytes;
+        }
+    if (!status && bytes) status = fcdp__driver_copy_h2d(drv, to, from, bytes, bring);
+    return status ? status : fcdp__driver_event_record(drv, d->scratch->brought, bring);
+}
+

@@ -1,0 +1,77 @@
+/* own_base.h - this rank's shards as its last gather sent them, kept on the device: the base from which a
+ * kernel encodes the next differences (codec_kernel.h), where the base of all members is in host memory.
+ *
+ * They are W/G bytes of the device, of pages that nothing else wants: none are reclaimed for them, and a
+ * taker that lacks pages gets theirs. Without them the host encodes.
+ *
+ *     an own base is known  =>  its bytes have its fingerprint, once the stream has passed what wrote them
+ *
+ * Whether it is the base that the members have, delta_exchange.c finds out by that fingerprint.
+ *
+ * Of one set of streams, and so of one thread at a time, which has them from fcdp__own_bases_acquire to
+ * fcdp__own_bases_release; but the pages, which any thread may reclaim in between.
+ */
+#ifndef FCDP_OWN_BASE_H
+#define FCDP_OWN_BASE_H
+
+#include "alloc/pages.h"
+#include "alloc/pinned.h"
+#include "alloc/vrange.h"
+#include "comm/codec_kernel.h"
+#include "comm/engine.h"
+
+typedef struct fcdp_stream_set fcdp_stream_set;
+typedef struct fcdp_group fcdp_group;
+
+typedef struct fcdp_own_bases {
+    fcdp_lock lock;
+    pthread_cond_t released; /* `busy` became false */
+    bool busy;               /* guarded by lock: one thread uses or changes what follows, without the lock */
+    fcdp_vrange *range;      /* NULL: there are none */
+    fcdp_phys block;
+    size_t n_pages;
+    fcdp_pinned tasks;   /* of fcdp_delta_task: each group's own, as its last gather has ended */
+    uint64_t generation; /* raised when the pages come: what groups know of others is void */
+    unsigned n_rests;    /* passes to come in which they are not asked for */
+    bool incomplete;     /* a gather has failed half way: operations may be behind the events */
+    enum { FCDP_KERNEL_UNTRIED, FCDP_KERNEL_LOADED, FCDP_KERNEL_LACKS } has_kernel;
+    fcdp_kernel kernel;
+} fcdp_own_bases;
+
+/* Of one extent. */
+typedef struct fcdp_own_base {
+    size_t offset_bytes; /* in the range */
+    bool known;
+    uint64_t fingerprint; /* fcdp__fingerprint_by_host */
+} fcdp_own_base;
+
+/* A group's. */
+typedef struct fcdp_own_group {
+    uint64_t generation; /* of all this; 0: it has none */
+    size_t first_task;
+    fcdp_own_base *extents; /* NULL: none yet */
+} fcdp_own_group;
+
+void fcdp__own_bases_init(fcdp_own_bases *own);
+/* The pool asks it no more. */
+void fcdp__own_bases_destroy(fcdp_stream_set *set);
+
+/* Waits until no other thread has them. */
+void fcdp__own_bases_acquire(fcdp_own_bases *own);
+void fcdp__own_bases_release(fcdp_own_bases *own);
+
+/* Acquired: sees to the kernel. False: the device has none. */
+bool fcdp__own_bases_kernel(fcdp_stream_set *set);
+/* Acquired, with the kernel: sees to the group's place among the pages. False: there are none for it. */
+bool fcdp__own_bases_reserve(fcdp_group *group);
+/* Acquired and reserved. */
+fcdp_dptr fcdp__own_base_at(const fcdp_group *group, uint32_t extent);
+
+/* A pass begins. */
+void fcdp__own_bases_begin_pass(fcdp_stream_set *set);
+/* Nothing is known any more: the pages go. */
+void fcdp__own_bases_trim(fcdp_stream_set *set);
+/* Pages that went, all or nothing: a thread that has them is not waited for. */
+size_t fcdp__own_bases_reclaim(fcdp_stream_set *set);
+
+#endif
