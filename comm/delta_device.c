@@ -95,9 +95,8 @@ fcdp_status fcdp__delta_staged_reserve(const delta *d, fcdp_stream inter, fcdp_d
 
 /* The base of a cut's own shard on the device. */
 static fcdp_dptr own_base_of(const delta *d, const fcdp_delta_cut *of) {
-    return of->base.where == FCDP_BASE_ON_DEVICE
-               ? fcdp__dptr_add(of->part.at, d->me * of->part.stride_bytes)
-               : fcdp__own_base_at(of->group, of->extent);
+    return of->base.where == FCDP_BASE_ON_DEVICE ? fcdp__dptr_add(of->part.at, d->me * of->part.stride_bytes)
+                                                 : fcdp__own_base_at(of->group, of->extent);
 }
 
 static bool has_encoder(const delta *d, const fcdp_delta_cut *cuts) {
@@ -163,12 +162,18 @@ static fcdp_status encoder_launch(const delta *d, const fcdp_delta_cut *cuts, fc
 
 /* By the thread that enqueues: the gather is done. */
 void fcdp__own_bases_learn(const delta *d) {
+    fcdp_own_bases *bases = &d->comm->set->own_bases;
+    bool kept = false;
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) kept = kept || c->keeps;
+    if (!kept) return;
+    fcdp__own_bases_acquire(bases);
     for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
         fcdp_own_group *own = &c->group->own;
         if (!c->keeps || c->keeps != own->generation || !c->shard_is_known) continue;
         own->extents[c->index].known = true;
         own->extents[c->index].fingerprint = c->shard_fingerprint;
     }
+    fcdp__own_bases_release(bases);
 }
 
 /* ---- copies ---- */
@@ -221,4 +226,3 @@ fcdp_status fcdp__delta_places_bring(const delta *d, const fcdp_delta_cut *cuts,
     if (!status && bytes) status = fcdp__driver_copy_h2d(drv, to, from, bytes, bring);
     return status ? status : fcdp__driver_event_record(drv, d->scratch->brought, bring);
 }
-

@@ -1,8 +1,9 @@
 /* engine.c - a process's device, streams, monitor and counters, opened once and closed in the reverse order.
  *
  * The engine decides what depends on the machine rather than on a group: options that were left to FCDP, the
- * reclaimer of staging buffers and of own bases, when an optimizer may write shards that a gather still reads. It refuses
- * a forked child and a CUDA graph that is being captured: both would corrupt memory silently.
+ * reclaimer of staging buffers and of own bases, when an optimizer may write shards that a gather still
+ * reads. It refuses a forked child and a CUDA graph that is being captured: both would corrupt memory
+ * silently.
  *
  * It moves no bytes; comm.c and use.c do, on its streams.
  */
@@ -96,7 +97,8 @@ static size_t scratch_reclaim(void *ctx, size_t n_pages) {
 static size_t scratch_idle(void *ctx) {
     fcdp_engine *engine = ctx;
     size_t n_pages = 0;
-    for (fcdp_stream_set *set = engine->sets; set; set = set->next) n_pages += fcdp__staging_idle(set);
+    for (fcdp_stream_set *set = engine->sets; set; set = set->next)
+        n_pages += fcdp__staging_idle(set) + fcdp__own_bases_idle(set);
     return n_pages;
 }
 

@@ -53,6 +53,7 @@ static fcdp_status memory_free(fcdp_stream_set *set) {
     own->incomplete = false;
     fcdp__vrange_destroy(own->range);
     own->range = NULL;
+    atomic_store_explicit(&own->n_held, 0, memory_order_relaxed);
     fcdp__pool_give_handle(set->engine->pool, FCDP_HOLDER_GATHERED, own->n_pages, own->block);
     if (fcdp__pinned_destroy(drv, &own->tasks)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     return FCDP_OK;
@@ -88,6 +89,7 @@ static fcdp_status memory_take(fcdp_stream_set *set, size_t n_pages, size_t n_ta
     own->range = range;
     own->block = block;
     own->n_pages = n_pages;
+    atomic_store_explicit(&own->n_held, n_pages, memory_order_relaxed);
     own->generation++;
     return FCDP_OK;
 }
@@ -118,8 +120,7 @@ static bool places_make(fcdp_stream_set *set, uint64_t generation, size_t *bytes
     fcdp__lock_acquire(&engine->lock);
     for (fcdp_comm *comm = engine->comms; comm; comm = comm->next)
         for (fcdp_group *group = comm->set == set ? comm->groups : NULL; group; group = group->next)
-            if (fcdp__delta_may_store(group))
-                made = made && group_place(group, generation, bytes, n_tasks);
+            if (fcdp__delta_may_store(group)) made = made && group_place(group, generation, bytes, n_tasks);
     fcdp__lock_release(&engine->lock);
     return made;
 }
@@ -187,6 +188,10 @@ size_t fcdp__own_bases_reclaim(fcdp_stream_set *set) {
     own->n_rests = RESTS;
     fcdp__own_bases_release(own);
     return n_given;
+}
+
+size_t fcdp__own_bases_idle(const fcdp_stream_set *set) {
+    return atomic_load_explicit(&set->own_bases.n_held, memory_order_relaxed);
 }
 
 void fcdp__own_bases_destroy(fcdp_stream_set *set) {

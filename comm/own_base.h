@@ -14,6 +14,8 @@
 #ifndef FCDP_OWN_BASE_H
 #define FCDP_OWN_BASE_H
 
+#include <stdatomic.h>
+
 #include "alloc/pages.h"
 #include "alloc/pinned.h"
 #include "alloc/vrange.h"
@@ -30,10 +32,11 @@ typedef struct fcdp_own_bases {
     fcdp_vrange *range;      /* NULL: there are none */
     fcdp_phys block;
     size_t n_pages;
-    fcdp_pinned tasks;   /* of fcdp_delta_task: each group's own, as its last gather has ended */
-    uint64_t generation; /* raised when the pages come: what groups know of others is void */
-    unsigned n_rests;    /* passes to come in which they are not asked for */
-    bool incomplete;     /* a gather has failed half way: operations may be behind the events */
+    atomic_size_t n_held; /* the same, and 0 where there are none: for fcdp__own_bases_idle */
+    fcdp_pinned tasks;    /* of fcdp_delta_task: each group's own, as its last gather has ended */
+    uint64_t generation;  /* raised when the pages come: what groups know of others is void */
+    unsigned n_rests;     /* passes to come in which they are not asked for */
+    bool incomplete;      /* a gather has failed half way: operations may be behind the events */
     enum { FCDP_KERNEL_UNTRIED, FCDP_KERNEL_LOADED, FCDP_KERNEL_LACKS } has_kernel;
     fcdp_kernel kernel;
 } fcdp_own_bases;
@@ -73,5 +76,7 @@ void fcdp__own_bases_begin_pass(fcdp_stream_set *set);
 void fcdp__own_bases_trim(fcdp_stream_set *set);
 /* Pages that went, all or nothing: a thread that has them is not waited for. */
 size_t fcdp__own_bases_reclaim(fcdp_stream_set *set);
+/* The pages that policy does not count, as whoever wants them gets them. */
+size_t fcdp__own_bases_idle(const fcdp_stream_set *set);
 
 #endif

@@ -50,13 +50,15 @@ static cluster_config make_config(uint32_t n_nodes, uint32_t node_size) {
 
 /* What happens to a rank in a forward, once all ranks have agreed: no rank restores what host memory has. Or
  * before, where the groups cross together then. */
-typedef struct mishap {
+typedef struct mishap mishap;
+struct mishap {
+    void (*happens)(const member *m, const mishap *what);
     int step;
     uint32_t rank, group; /* of group 2 or later: those before have begun by then */
-    size_t byte;          /* of the rank's own piece of extent 0, in host memory */
+    size_t byte;          /* of the rank's own piece of extent 0 */
     bool before;
     pthread_barrier_t barrier; /* no rank restores what host memory has from there on to the agreement */
-} mishap;
+};
 
 /* All ranks together: nothing of the passes before is under way. */
 static void meet(const member *m, mishap *what) {
@@ -72,6 +74,36 @@ static void base_flip(const member *m, const mishap *what) {
     host[place.offset_bytes + what->byte % place.bytes] ^= 1;
 }
 
+/* What the device encodes from. */
+static void own_base_flip(const member *m, const mishap *what) {
+    const fcdp_group *group = m->groups[what->group];
+    size_t byte = what->byte % group->layout->extents[0].shard_bytes;
+    *((uint8_t *)(uintptr_t)fcdp__own_base_at(group, 0).addr + byte) ^= 1; /* the simulated device's */
+}
+
+/* Something else takes pages until the own bases' have gone. */
+static void own_bases_push_out(const member *m, const mishap *what) {
+    enum { MOST = 8 };
+    fcdp_pool *pool = m->engine->pool;
+    const fcdp_own_bases *own = &m->comm->set->own_bases;
+    fcdp_phys handles[MOST];
+    size_t n_pages[MOST], n_budget;
+    int n = 0;
+    (void)what;
+    MUST(own->range);
+    for (; own->range; n++) {
+        MUST(n < MOST);
+        n_pages[n] = fcdp__pool_spare_pages(pool, &n_budget) + 1;
+        MUST(!fcdp__pool_take_handle(pool, FCDP_HOLDER_GATHERED, n_pages[n], &handles[n]));
+    }
+    while (n-- > 0) fcdp__pool_give_handle(pool, FCDP_HOLDER_GATHERED, n_pages[n], handles[n]);
+}
+
+/* As a group that has been made since. */
+static void own_place_lose(const member *m, const mishap *what) {
+    m->groups[what->group]->own.generation = 0;
+}
+
 static void job_body(member *m, void *arg) {
     mishap *what = arg;
     for (uint32_t g = 0; g < N_GROUPS; g++) MUST(!member_step(m, g, all_extents, true));
@@ -85,9 +117,9 @@ static void job_body(member *m, void *arg) {
             uint32_t g = back ? N_GROUPS - 1 - k : k;
             bool happens = what && k == 0 && pass == 2 * what->step && what->rank == m->topology.rank;
             if (what && (what->before || here->on_device) && k == 0) meet(m, what);
-            if (happens && what->before) base_flip(m, what);
+            if (happens && what->before) what->happens(m, what);
             MUST(!member_unshard(m, g, back ? UNSHARD_BACKWARD : UNSHARD_FORWARD));
-            if (happens && !what->before) base_flip(m, what);
+            if (happens && !what->before) what->happens(m, what);
             MUST(!member_use(m, g));
             MUST(!member_reshard(m, g, false));
         }
@@ -99,6 +131,7 @@ static void job_body(member *m, void *arg) {
 
 typedef struct outcome {
     uint64_t sent, n_deltas, n_whole, stored; /* bytes, gathers, bytes from devices */
+    uint64_t n_by_device;                     /* of a rank's differences */
 } outcome;
 
 static outcome run(const cluster_config *config, mishap *what, long spoil_at, size_t spoil_byte) {
@@ -115,6 +148,7 @@ static outcome run(const cluster_config *config, mishap *what, long spoil_at, si
         result.sent += stats.gather.inter_bytes_sent;
         result.n_deltas += stats.n_delta_gathers;
         result.n_whole += stats.n_delta_whole;
+        result.n_by_device += stats.n_delta_by_device;
         result.stored += stats.moves.d2h_bytes;
     }
     assert_int_equal(result.sent, c->hub.inter_bytes_sent);
@@ -153,6 +187,10 @@ static void test_fewer_bytes_cross(void **state) {
         uint64_t n_ranks = config.n_nodes * config.node_size, n = n_ranks * N_GROUPS * (N_STEPS - 1);
         assert_int_equal(differences.n_deltas, n);
         assert_int_equal(differences.n_whole, 0);
+        /* the host those of the second step, behind which there are own bases, unless the base is there */
+        bool keeps_base = way % 2 && (config.node_size == 1 || here->restore == FCDP_RESTORE_SLICE);
+        uint64_t n_by_host = keeps_base ? 0 : n_ranks * N_GROUPS;
+        assert_int_equal(differences.n_by_device, here->on_device ? n - n_by_host : 0);
         assert_true(differences.sent < whole.sent * 55 / 100);
         assert_int_equal(different.n_deltas, 0);
         assert_int_equal(different.n_whole, n);
@@ -200,7 +238,8 @@ static void test_a_changed_base_crosses_whole(void **state) {
         cluster_config config = make_config(shapes[round % 3][0], shapes[round % 3][1]);
         if (round % 2) config = together(config);
         uint32_t n_ranks = config.n_nodes * config.node_size;
-        mishap what = {.step = 1,
+        mishap what = {.happens = base_flip,
+                       .step = 1,
                        .rank = random_below(&random, n_ranks),
                        .group = 2 + random_below(&random, N_GROUPS - 2),
                        .byte = random_next(&random),
@@ -247,6 +286,52 @@ static void test_what_a_node_has_not_stored_is_no_base(void **state) {
         assert_int_equal(result.n_whole, n * n_baseless);
         assert_int_equal(result.n_deltas, n * (2 * (N_STEPS - 1) - n_baseless));
     }
+}
+
+/* Of the rank to which it happens: how many of its gathers the host encodes that the device would have. */
+static void own_bases_go(void (*happens)(const member *m, const mishap *what), int of_steps, uint64_t n_lost,
+                         bool crosses_whole) {
+    test_random random = {random_seed("own_bases_go", 1)};
+    for (int round = 0; round < 6; round += ways_apart()) {
+        cluster_config config = make_config(shapes[round % 3][0], shapes[round % 3][1]);
+        uint32_t n_ranks = config.n_nodes * config.node_size;
+        mishap what = {.happens = happens,
+                       .step = 2,
+                       .rank = random_below(&random, n_ranks),
+                       .group = 2,
+                       .byte = random_next(&random),
+                       .before = true};
+        pthread_barrier_init(&what.barrier, NULL, n_ranks);
+        n_steps = of_steps;
+        outcome result = run(&config, &what, 0, 0);
+        pthread_barrier_destroy(&what.barrier);
+        assert_int_equal(result.n_by_device, (uint64_t)n_ranks * N_GROUPS * (uint32_t)(n_steps - 2) - n_lost);
+        assert_int_equal(result.n_whole, crosses_whole ? config.n_nodes : 0);
+        assert_int_equal(result.n_deltas + result.n_whole,
+                         (uint64_t)n_ranks * N_GROUPS * (uint32_t)(n_steps - 1));
+        n_steps = N_STEPS;
+    }
+}
+
+static void test_an_own_base_that_has_changed_is_seen(void **state) {
+    (void)state;
+    if (!here->on_device) skip();
+    own_bases_go(own_base_flip, 6, 0, true);
+}
+
+/* For 64 forwards; in the one that follows the host encodes, behind which they are there. */
+static void test_own_bases_give_way_and_come_back(void **state) {
+    (void)state;
+    if (!here->on_device) skip();
+    own_bases_go(own_bases_push_out, 6, N_GROUPS * 4, false);
+    own_bases_go(own_bases_push_out, 69, N_GROUPS * 65, false);
+}
+
+/* What is known of the groups before and behind it goes, too. */
+static void test_own_bases_make_room_for_a_later_group(void **state) {
+    (void)state;
+    if (!here->on_device) skip();
+    own_bases_go(own_place_lose, 6, N_GROUPS, false);
 }
 
 static void test_what_comes_wrong_crosses_whole(void **state) {
@@ -361,6 +446,9 @@ int main(void) {
         cmocka_unit_test(test_a_changed_base_crosses_whole),
         cmocka_unit_test(test_gathers_of_other_sizes_follow),
         cmocka_unit_test(test_what_a_node_has_not_stored_is_no_base),
+        cmocka_unit_test(test_an_own_base_that_has_changed_is_seen),
+        cmocka_unit_test(test_own_bases_give_way_and_come_back),
+        cmocka_unit_test(test_own_bases_make_room_for_a_later_group),
         cmocka_unit_test(test_what_comes_wrong_crosses_whole),
         cmocka_unit_test(test_by_gain_too_many_differences_are_not_made_again),
         cmocka_unit_test(test_by_gain_rests_become_longer),
