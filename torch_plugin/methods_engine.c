@@ -204,7 +204,7 @@ METHOD_NOARGS(engine_stats) {
         "{s:s,s:s,s:N,s:N,s:{s:K,s:K,s:K,s:K,s:K},s:{s:K,s:K},s:{s:K,s:d,s:K,s:d},"
         "s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K},"
         "s:{s:n,s:n,s:n},s:{s:n,s:n},s:{s:K,s:K,s:K,s:i,s:I,s:K,s:K,s:K,s:s,s:s},s:{s:K,s:K,s:K},"
-        "s:{s:K,s:K,s:K,s:K,s:K,s:d},s:{s:K,s:K,s:d,s:d}}",
+        "s:{s:K,s:K,s:K,s:K,s:K,s:d},s:{s:K,s:K,s:K,s:d,s:d}}",
         "driver", fcdp_engine_is_sim(engine) ? "sim" : "cuda", "policy",
         s.policy == FCDP_POLICY_NEXT_USE ? "next-use" : "tau", "gather", counts_of(&s.gather), "restore",
         counts_of(&s.restore), "gathers", "made", s.gathers.made, "avoided", s.gathers.avoided, "forward",
@@ -224,8 +224,8 @@ METHOD_NOARGS(engine_stats) {
         s.cache.written_bytes, "failures", s.cache.n_failures, "spill", "bytes", s.spill.bytes,
         "written_bytes", s.spill.written_bytes, "read_bytes", s.spill.read_bytes, "failures",
         s.spill.n_failures, "waits", s.spill.n_waits, "wait_seconds", (double)s.spill.wait_ns / 1e9, "deltas",
-        "gathers", s.n_delta_gathers, "whole", s.n_delta_whole, "lost", s.rounding.lost, "rounded",
-        s.rounding.whole);
+        "gathers", s.n_delta_gathers, "whole", s.n_delta_whole, "by_device", s.n_delta_by_device, "lost",
+        s.rounding.lost, "rounded", s.rounding.whole);
 }
 
 METHOD_NOARGS(engine_host_map_lacks) {

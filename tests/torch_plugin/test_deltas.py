@@ -44,7 +44,8 @@ def test_where_rounded_numbers_cannot_be_the_job_says_so(tmp_path):
     said = [line for lines in outcome.messages for line in lines if "FCDP_CODEC" in line]
     assert len(said) == 2 and all(line.endswith("cross the nodes whole: FCDP_RESTORE is slice") for line in said), said
     assert all(
-        rank["stats"]["deltas"] == {"gathers": 0, "whole": 0, "rounding_error": None} for rank in outcome.results
+        rank["stats"]["deltas"] == {"gathers": 0, "whole": 0, "by_device": 0, "rounding_error": None}
+        for rank in outcome.results
     )
 
 

@@ -26,6 +26,7 @@ def train(run_job, env):
         assert all(rank["gathers"]["avoided"] > 0 for rank in ranks), ranks[0]["gathers"]
         assert {rank["transport"] for rank in ranks} == {TRANSPORTS[env["FCDP_TRANSPORT"]]}
         assert all((rank["deltas"]["gathers"] > 0) == ("FCDP_CODEC" in env) for rank in ranks), ranks[0]["deltas"]
+        assert all((rank["deltas"]["by_device"] > 0) == ("FCDP_CODEC" in env) for rank in ranks), ranks[0]["deltas"]
         in_files = "FCDP_SPILL_DIR" in env
         assert all((rank["spill"]["written_bytes"] > 0) == in_files and not rank["spill"]["failures"] for rank in ranks)
     return [{name: found for name, found in rank.items() if name not in NOT_NUMBERS} for rank in ranks]
@@ -57,7 +58,10 @@ def test_gloo_is_given_host_memory_alone(run_job):
 @pytest.mark.parametrize("codec", ["auto", "int8"])
 def test_of_a_device_no_codec_but_delta_sends_anything(codec, run_job):
     for rank in run_job("gloo_job.py", "OUT", n_ranks=4, env=FCDP | {"FCDP_CODEC": codec}):
-        assert rank["deltas"] == {"gathers": 0, "whole": 0, "rounding_error": None} and not rank["bypassed"], rank
+        assert (
+            rank["deltas"] == {"gathers": 0, "whole": 0, "by_device": 0, "rounding_error": None}
+            and not rank["bypassed"]
+        ), rank
 
 
 def test_where_nccl_cannot_serve_gloo_does_and_says_so(run_job):

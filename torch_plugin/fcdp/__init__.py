@@ -109,8 +109,9 @@ def stats() -> dict[str, Any]:
       micro-batch that is synchronised; rounding_error: with FCDP_REDUCE_DTYPE, what rounding took from what
       was sent (root of the ratio of their squares, of each 16th reduction), or None;
     - ``deltas``: gathers: those that crossed the nodes as differences (FCDP_CODEC), or rounded; whole:
-      those that asked for that and crossed whole; rounding_error: with FCDP_CODEC=int8, what rounding took from
-      this rank's shards (root of the ratio of their squares), or None;
+      those that asked for that and crossed whole; by_device: those whose differences a kernel made, on this
+      rank; rounding_error: with FCDP_CODEC=int8, what rounding took from this rank's shards (root of the ratio
+      of their squares), or None;
     - ``groups``: one dict per parameter group: name, id (no other group of this process has it), bytes, of
       those trainable_bytes, gathers_made, gathers_avoided, state, in_file (FCDP_SPILL_DIR), on_disk (this
       rank's slice of its frozen parameters is in FCDP_CACHE_DIR), tier (the plan's "device", "host",

@@ -35,7 +35,7 @@ def _nothing_yet() -> dict[str, Any]:
         "cache": {"read_bytes": 0, "written_bytes": 0, "failures": 0},
         "reductions": {"hierarchical": 0, "flat": 0, "kept": 0, "reasons": [], "rounding_error": None},
         "spill": {"bytes": 0, "written_bytes": 0, "read_bytes": 0, "failures": 0, "waits": 0, "wait_seconds": 0.0},
-        "deltas": {"gathers": 0, "whole": 0, "rounding_error": None},
+        "deltas": {"gathers": 0, "whole": 0, "by_device": 0, "rounding_error": None},
         "asleep": False,
         "asleep_bytes": 0,
         "bypassed": [],
