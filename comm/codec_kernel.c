@@ -1,5 +1,5 @@
-/* codec_kernel.c - what surrounds the kernel of codec.cu: its tasks, its twin for the simulated device, and the
- * wire of what it has written.
+/* codec_kernel.c - what surrounds the kernel of codec.cu: its tasks, its twin for the simulated device, and
+ * the wire of what it has written.
  */
 #include "comm/codec_kernel.h"
 
@@ -51,6 +51,7 @@ size_t fcdp__delta_tasks_of(size_t bytes) {
 
 void fcdp__delta_tasks_fill(fcdp_delta_task *tasks, fcdp_dptr base, fcdp_dptr now, size_t bytes,
                             unsigned element_bytes, fcdp_dptr slots) {
+    FCDP_CHECK(2, (base.addr | now.addr) % element_bytes == 0);
     for (size_t i = 0, at = 0; at < bytes; i++, at += FCDP_DELTA_TASK_BYTES) {
         size_t here = least(FCDP_DELTA_TASK_BYTES, bytes - at);
         tasks[i] = (fcdp_delta_task){.now = now.addr + at,

@@ -22,14 +22,16 @@
  * it decodes of its own wire into its own place, so the region has the same bytes on every rank: not what the
  * shards are. If they are to cross whole, it is these bytes that do.
  *
- * The host encodes and decodes, over a transport that can exchange host memory. Where the model computes on a
- * device, this rank's shards are copied to page-locked memory before the turn, which needs none of the
- * region's pages. Behind the turn, what came of the other members goes from there to its places on the
- * device, and this rank's own shards go there within the device. The node's host memory, where the base is,
- * gets all of it from page-locked memory too, by the host: nothing is stored over PCIe, and a use does not
- * wait for this rank's store (where restores are whole, for those of the node's other ranks). Small groups
- * that are gathered together, mapped groups and spans that are stale in part are stored as ever. Rounded
- * numbers are for models whose compute the host is (host_computes), and whose ranks restore the whole.
+ * The host decodes, over a transport that can exchange host memory, and it encodes where the device has no
+ * own base (own_base.h). Where the model computes on a device, this rank's shards, and what the device has
+ * encoded, are written to page-locked memory before the turn, which needs none of the region's pages. Behind
+ * the turn, what came of the other members goes from there to its places on the device, and this rank's own
+ * shards go there within the device. The node's host memory, where the base is, gets all of it from
+ * page-locked memory too, by the host: nothing is stored over PCIe, and a use does not wait for this rank's
+ * store (where restores are whole, for those of the node's other ranks). Small groups that are gathered
+ * together, mapped groups and spans that are stale in part are stored as ever, and encoded by the host.
+ * Rounded numbers are for models whose compute the host is (host_computes), and whose ranks restore the
+ * whole.
  *
  * By slices, other ranks of the node may have stored parts of the base (a gather of differences stores its
  * lane's pieces; any other, and a use's end, slices). The host function that encodes looks whether the words

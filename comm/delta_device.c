@@ -64,12 +64,11 @@ static fcdp_status events_make(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
     return FCDP_OK;
 }
 
-fcdp_status fcdp__delta_staged_reserve(const delta *d, fcdp_stream inter, fcdp_delta_staged *staged_out) {
+static fcdp_status staged_reserve(const delta *d, fcdp_stream inter, size_t slots,
+                                  fcdp_delta_staged *staged_out) {
     fcdp_driver *drv = d->comm->engine->drv;
     fcdp_delta_scratch *scratch = d->scratch;
-    size_t own = fcdp__round_up(d->bytes, 64), slots = 0;
-    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) slots += c->slots_bytes;
-    own = larger(own, scratch->own_room_bytes);
+    size_t own = larger(fcdp__round_up(d->bytes, 64), scratch->own_room_bytes);
     slots = larger(slots, scratch->slots_room_bytes);
     size_t bytes = own + slots + places_bytes(d) + (has_base_on_device(d) ? d->n * d->bytes : 0);
     bool fits = own == scratch->own_room_bytes && slots == scratch->slots_room_bytes;
@@ -89,6 +88,18 @@ fcdp_status fcdp__delta_staged_reserve(const delta *d, fcdp_stream inter, fcdp_d
     staged_out->places = staged_out->slots + slots;
     staged_out->base = staged_out->places + places_bytes(d);
     return FCDP_OK;
+}
+
+/* Where there is no memory for slots, the host encodes from here on. */
+fcdp_status fcdp__delta_staged_reserve(delta *d, fcdp_stream inter, fcdp_delta_staged *staged_out) {
+    size_t slots = 0;
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) slots += c->slots_bytes;
+    fcdp_status status = staged_reserve(d, inter, slots, staged_out);
+    if (!status || !slots || d->scratch->staged.at) return status;
+    fcdp__log(FCDP_LOG_INFO, "the host encodes differences: %s", fcdp_error_text());
+    fcdp__own_bases_lack(d->comm->set);
+    for (cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) c->slots_bytes = 0;
+    return staged_reserve(d, inter, 0, staged_out);
 }
 
 /* ---- the encoder ---- */
@@ -119,8 +130,8 @@ void fcdp__delta_encoder_begin(delta *d, const fcdp_delta_cut *cuts) {
         c->own_fingerprint = base->fingerprint;
         c->keeps = own->generation;
         base->known = false;
-        if (d->encodes && (is_kept || c->from.where == FCDP_BASE_ON_DEVICE) &&
-            cuts[k].shard.addr % c->element_bytes == 0)
+        bool has_base = d->encodes && (is_kept || c->from.where == FCDP_BASE_ON_DEVICE);
+        if (has_base && (cuts[k].shard.addr | own_base_of(d, &cuts[k]).addr) % c->element_bytes == 0)
             c->slots_bytes = fcdp__delta_tasks_of(c->bytes) * FCDP_DELTA_SLOTS_BYTES;
         c->index = cuts[k].extent;
     }

@@ -39,7 +39,7 @@ typedef struct fcdp_delta_extent { /* one stale extent */
     /* What the device has encoded (codec_kernel.h); NULL: the host does. With own_is_known only if the
      * base's own_fingerprint is this one: else it encoded from the base itself */
     const char *slots;
-    size_t slots_bytes;
+    size_t slots_bytes; /* 0: likewise */
     bool own_is_known;
     uint64_t own_fingerprint;
     /* The shard is kept as an own base, of this generation; 0: it is not */
@@ -89,7 +89,7 @@ void fcdp__delta_encoder_begin(fcdp_delta *d, const fcdp_delta_cut *cuts);
 void fcdp__delta_encoder_end(const fcdp_delta *d, fcdp_status status);
 /* In between: page-locked memory for all of the gather; then the encoder's launch, and the copies of this
  * rank's shards. */
-fcdp_status fcdp__delta_staged_reserve(const fcdp_delta *d, fcdp_stream inter,
+fcdp_status fcdp__delta_staged_reserve(fcdp_delta *d, fcdp_stream inter,
                                        fcdp_delta_staged *staged_out) FCDP_MUST_CHECK;
 fcdp_status fcdp__delta_shards_fetch(const fcdp_delta *d, const fcdp_delta_cut *cuts,
                                      fcdp_stream inter) FCDP_MUST_CHECK;

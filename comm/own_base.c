@@ -36,49 +36,73 @@ void fcdp__own_bases_release(fcdp_own_bases *own) {
 
 /* ---- pages and tasks ---- */
 
-/* Acquired. What reads and writes them on a stream lies before that stream's `fetched`. */
-static fcdp_status memory_free(fcdp_stream_set *set) {
-    fcdp_own_bases *own = &set->own_bases;
+/* What reads and writes them on a stream lies before that stream's `fetched`. FCDP_PENDING: not `waits`, and
+ * it has not ended. */
+static fcdp_status uses_end(fcdp_stream_set *set, bool waits) {
     fcdp_driver *drv = set->engine->drv;
     fcdp_status status = FCDP_OK;
-    if (!own->range) return FCDP_OK;
     for (int i = 0; i < FCDP_N_INTER && !status; i++) {
+        fcdp_stream inter = set->streams[FCDP_STREAM_INTER_0 + i];
         fcdp_event fetched = set->delta_scratch[i].fetched;
-        if (own->incomplete)
-            status = FCDP_RETRY_ONCE(fcdp__driver_stream_sync(drv, set->streams[FCDP_STREAM_INTER_0 + i]));
+        if (set->own_bases.incomplete)
+            status = waits ? FCDP_RETRY_ONCE(fcdp__driver_stream_sync(drv, inter)) : FCDP_PENDING;
         else if (fetched)
-            status = fcdp__driver_event_sync(drv, fetched);
+            status = waits ? fcdp__driver_event_sync(drv, fetched) : fcdp__driver_event_query(drv, fetched);
     }
+    return status;
+}
+
+/* Acquired. The tasks stay: to page-unlock memory may wait for all of the device. */
+static fcdp_status memory_free(fcdp_stream_set *set, bool waits) {
+    fcdp_own_bases *own = &set->own_bases;
+    if (!own->range) return FCDP_OK;
+    fcdp_status status = uses_end(set, waits);
     if (status) return status;
     own->incomplete = false;
     fcdp__vrange_destroy(own->range);
     own->range = NULL;
     atomic_store_explicit(&own->n_held, 0, memory_order_relaxed);
     fcdp__pool_give_handle(set->engine->pool, FCDP_HOLDER_GATHERED, own->n_pages, own->block);
-    if (fcdp__pinned_destroy(drv, &own->tasks)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     return FCDP_OK;
 }
 
 /* Acquired. What cannot be freed now is freed later. */
-static void memory_try_free(fcdp_stream_set *set) {
-    if (memory_free(set)) fcdp__log(FCDP_LOG_WARN, "the own bases stay for now: %s", fcdp_error_text());
+static void memory_try_free(fcdp_stream_set *set, bool waits) {
+    fcdp_status status = memory_free(set, waits);
+    if (status && status != FCDP_PENDING)
+        fcdp__log(FCDP_LOG_WARN, "the own bases stay for now: %s", fcdp_error_text());
 }
 
-/* FCDP_PENDING: other things want the pages. On any failure there is nothing. */
+/* Acquired, and no stream uses them. */
+static void tasks_free(fcdp_stream_set *set) {
+    if (fcdp__pinned_destroy(set->engine->drv, &set->own_bases.tasks))
+        fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+}
+
+static fcdp_status tasks_reserve(fcdp_stream_set *set, size_t n) {
+    fcdp_own_bases *own = &set->own_bases;
+    if (own->tasks.bytes >= n * sizeof(fcdp_delta_task)) return FCDP_OK;
+    tasks_free(set);
+    return fcdp__pinned_create(set->engine->drv, n * sizeof(fcdp_delta_task), "tasks of the encoder",
+                               &own->tasks);
+}
+
+/* FCDP_PENDING: other things want the pages, or soon may: tensors take what is spare before they ask for what
+ * is lent. On any failure there is nothing. */
 static fcdp_status memory_take(fcdp_stream_set *set, size_t n_pages, size_t n_tasks) {
     fcdp_own_bases *own = &set->own_bases;
     fcdp_engine *engine = set->engine;
     size_t bytes = n_pages * fcdp__driver_page_bytes(engine->drv);
     fcdp_vrange *range;
     fcdp_phys block;
+    size_t n_budget;
+    if (fcdp__pool_spare_pages(engine->pool, &n_budget) < 2 * n_pages) return FCDP_PENDING;
     fcdp_status status = fcdp__pool_try_handle(engine->pool, FCDP_HOLDER_GATHERED, n_pages, &block);
     if (status) return status;
     status = fcdp__vrange_create(engine->drv, bytes, &range);
     if (!status) {
         status = fcdp__vrange_map(range, block, bytes);
-        if (!status)
-            status = fcdp__pinned_create(engine->drv, n_tasks * sizeof(fcdp_delta_task),
-                                         "tasks of the encoder", &own->tasks);
+        if (!status) status = tasks_reserve(set, n_tasks);
         if (status) fcdp__vrange_destroy(range);
     }
     if (status) {
@@ -132,7 +156,11 @@ bool fcdp__own_bases_kernel(fcdp_stream_set *set) {
         if (status) fcdp__log(FCDP_LOG_INFO, "the host encodes differences: %s", fcdp_error_text());
         own->has_kernel = status ? FCDP_KERNEL_LACKS : FCDP_KERNEL_LOADED;
     }
-    return own->has_kernel == FCDP_KERNEL_LOADED;
+    return own->has_kernel == FCDP_KERNEL_LOADED && !own->lacks_memory;
+}
+
+void fcdp__own_bases_lack(fcdp_stream_set *set) {
+    set->own_bases.lacks_memory = true;
 }
 
 bool fcdp__own_bases_reserve(fcdp_group *group) {
@@ -142,10 +170,16 @@ bool fcdp__own_bases_reserve(fcdp_group *group) {
     if (own->n_rests) return false;
     size_t bytes, n_tasks, page_bytes = fcdp__driver_page_bytes(set->engine->drv);
     (void)places_make(set, 0, &bytes, &n_tasks);
-    fcdp_status status = memory_free(set);
+    fcdp_status status = memory_free(set, true);
     if (!status) status = memory_take(set, fcdp__round_up(bytes, page_bytes) / page_bytes, n_tasks);
-    if (!status && places_make(set, own->generation, &bytes, &n_tasks))
-        return group->own.generation == own->generation;
+    if (!status) {
+        bool made = places_make(set, own->generation, &bytes, &n_tasks);
+        /* a group that another thread has made meanwhile has no room */
+        bool fits = bytes <= own->n_pages * page_bytes &&
+                    n_tasks * sizeof(fcdp_delta_task) <= own->tasks.bytes;
+        if (made && fits) return group->own.generation == own->generation;
+        memory_try_free(set, true);
+    }
     if (status && status != FCDP_PENDING) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     own->n_rests = RESTS;
     return false;
@@ -176,14 +210,18 @@ void fcdp__own_bases_begin_pass(fcdp_stream_set *set) {
 
 void fcdp__own_bases_trim(fcdp_stream_set *set) {
     fcdp__own_bases_acquire(&set->own_bases);
-    memory_try_free(set);
+    memory_try_free(set, true);
+    if (!set->own_bases.range) tasks_free(set);
     fcdp__own_bases_release(&set->own_bases);
 }
 
+/* What lies before an event may wait for other ranks, whose threads wait for pages, too, and for the gathers
+ * of another set: in a circle. */
 size_t fcdp__own_bases_reclaim(fcdp_stream_set *set) {
     fcdp_own_bases *own = &set->own_bases;
+    bool is_alone = !set->engine->sets->next;
     if (!acquire_idle(own)) return 0;
-    memory_try_free(set);
+    memory_try_free(set, is_alone);
     size_t n_given = own->range ? 0 : own->n_pages;
     own->n_rests = RESTS;
     fcdp__own_bases_release(own);
@@ -196,7 +234,7 @@ size_t fcdp__own_bases_idle(const fcdp_stream_set *set) {
 
 void fcdp__own_bases_destroy(fcdp_stream_set *set) {
     fcdp_own_bases *own = &set->own_bases;
-    if (set->engine->drv && own->range) fcdp__own_bases_trim(set);
+    if (set->engine->drv && (own->range || own->tasks.at)) fcdp__own_bases_trim(set);
     if (own->has_kernel == FCDP_KERNEL_LOADED) fcdp__driver_kernel_unload(set->engine->drv, &own->kernel);
     pthread_cond_destroy(&own->released);
     fcdp__lock_destroy(&own->lock);

@@ -1,8 +1,8 @@
 /* own_base.h - this rank's shards as its last gather sent them, kept on the device: the base from which a
  * kernel encodes the next differences (codec_kernel.h), where the base of all members is in host memory.
  *
- * They are W/G bytes of the device, of pages that nothing else wants: none are reclaimed for them, and a
- * taker that lacks pages gets theirs. Without them the host encodes.
+ * They are W/G bytes of the device, of pages that nothing else wants: none are reclaimed for them, as many
+ * more must be spare, and a taker that lacks pages gets theirs. Without them the host encodes.
  *
  *     an own base is known  =>  its bytes have its fingerprint, once the stream has passed what wrote them
  *
@@ -33,11 +33,13 @@ typedef struct fcdp_own_bases {
     fcdp_phys block;
     size_t n_pages;
     atomic_size_t n_held; /* the same, and 0 where there are none: for fcdp__own_bases_idle */
-    fcdp_pinned tasks;    /* of fcdp_delta_task: each group's own, as its last gather has ended */
-    uint64_t generation;  /* raised when the pages come: what groups know of others is void */
-    unsigned n_rests;     /* passes to come in which they are not asked for */
-    bool incomplete;      /* a gather has failed half way: operations may be behind the events */
+    /* Of fcdp_delta_task: each group's own, as its last gather has ended. They outlast the pages */
+    fcdp_pinned tasks;
+    uint64_t generation; /* raised when the pages come: what groups know of others is void */
+    unsigned n_rests;    /* passes to come in which they are not asked for */
+    bool incomplete;     /* a gather has failed half way: operations may be behind the events */
     enum { FCDP_KERNEL_UNTRIED, FCDP_KERNEL_LOADED, FCDP_KERNEL_LACKS } has_kernel;
+    bool lacks_memory; /* for what the kernel writes */
     fcdp_kernel kernel;
 } fcdp_own_bases;
 
@@ -65,6 +67,8 @@ void fcdp__own_bases_release(fcdp_own_bases *own);
 
 /* Acquired: sees to the kernel. False: the device has none. */
 bool fcdp__own_bases_kernel(fcdp_stream_set *set);
+/* Acquired: there is no memory for what it writes, so from here on it is not used. */
+void fcdp__own_bases_lack(fcdp_stream_set *set);
 /* Acquired, with the kernel: sees to the group's place among the pages. False: there are none for it. */
 bool fcdp__own_bases_reserve(fcdp_group *group);
 /* Acquired and reserved. */
@@ -74,7 +78,8 @@ fcdp_dptr fcdp__own_base_at(const fcdp_group *group, uint32_t extent);
 void fcdp__own_bases_begin_pass(fcdp_stream_set *set);
 /* Nothing is known any more: the pages go. */
 void fcdp__own_bases_trim(fcdp_stream_set *set);
-/* Pages that went, all or nothing: a thread that has them is not waited for. */
+/* Pages that went, all or nothing: a thread that has them is not waited for, nor the device, where there are
+ * several sets. */
 size_t fcdp__own_bases_reclaim(fcdp_stream_set *set);
 /* The pages that policy does not count, as whoever wants them gets them. */
 size_t fcdp__own_bases_idle(const fcdp_stream_set *set);
