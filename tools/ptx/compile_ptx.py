@@ -1,4 +1,4 @@
-"""comm/fingerprint.ptx from comm/fingerprint.cu: compile_ptx.py OUTPUT [ARCHITECTURE]
+"""The kernels of comm/*.cu as PTX: compile_ptx.py KERNEL OUTPUT [ARCHITECTURE], where KERNEL is fingerprint or codec
 
 With NVRTC (libnvrtc.so: CUDA's, or of the package nvidia-cuda-nvrtc-cu12) or nvcc, whichever is found. The
 PTX's version is then lowered to 6.4, which drivers from CUDA 10.1 on take: a driver refuses a version newer
@@ -15,10 +15,18 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SOURCE = ROOT / "comm" / "fingerprint.cu"
-TEXT = ROOT / "comm" / "fingerprint.ptx"
+KERNELS = ("fingerprint", "codec")
 VERSION = "6.4"
 ARCHITECTURE = "compute_70"
+
+
+def source_of(kernel):
+    return ROOT / "comm" / f"{kernel}.cu"
+
+
+def text_of(kernel):
+    """What is shipped."""
+    return ROOT / "comm" / f"{kernel}.ptx"
 
 
 def nvrtc():
@@ -32,28 +40,28 @@ def nvrtc():
     return None
 
 
-def by_nvrtc(library, architecture):
+def by_nvrtc(library, source, architecture):
     """A failure but the compiler's own says nothing here: the text that follows is then empty."""
     call = lambda name, *args: getattr(library, name)(*args)  # noqa: E731
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    call("nvrtcCreateProgram", ctypes.byref(program), SOURCE.read_bytes(), b"fingerprint.cu", 0, None, None)
+    call("nvrtcCreateProgram", ctypes.byref(program), source.read_bytes(), source.name.encode(), 0, None, None)
     options = (ctypes.c_char_p * 1)(f"--gpu-architecture={architecture}".encode())
     failed = call("nvrtcCompileProgram", program, 1, options)
     if failed:
         call("nvrtcGetProgramLogSize", program, ctypes.byref(size))
         log = ctypes.create_string_buffer(size.value)
         call("nvrtcGetProgramLog", program, log)
-        raise RuntimeError(f"NVRTC does not compile {SOURCE.name} for {architecture}: {log.value.decode() or failed}")
+        raise RuntimeError(f"NVRTC does not compile {source.name} for {architecture}: {log.value.decode() or failed}")
     call("nvrtcGetPTXSize", program, ctypes.byref(size))
     text = ctypes.create_string_buffer(size.value)
     call("nvrtcGetPTX", program, text)
     return text.value.decode()
 
 
-def by_nvcc(nvcc, architecture):
+def by_nvcc(nvcc, source, architecture):
     with tempfile.TemporaryDirectory() as folder:
         output = pathlib.Path(folder, "out.ptx")
-        subprocess.run([nvcc, "-ptx", f"-arch={architecture}", "-o", output, SOURCE], check=True)
+        subprocess.run([nvcc, "-ptx", f"-arch={architecture}", "-o", output, source], check=True)
         return output.read_text()
 
 
@@ -64,16 +72,18 @@ def lowered(text):
     return re.sub(r"\s*//.*", "", text).strip() + "\n"
 
 
-def compiled(architecture=ARCHITECTURE):
+def compiled(kernel, architecture=ARCHITECTURE):
     """The PTX; None where no compiler is found."""
-    library, nvcc = nvrtc(), shutil.which("nvcc")
+    source, library, nvcc = source_of(kernel), nvrtc(), shutil.which("nvcc")
     if library:
-        return lowered(by_nvrtc(library, architecture))
-    return lowered(by_nvcc(nvcc, architecture)) if nvcc else None
+        return lowered(by_nvrtc(library, source, architecture))
+    return lowered(by_nvcc(nvcc, source, architecture)) if nvcc else None
 
 
 if __name__ == "__main__":
-    made = compiled(*sys.argv[2:])
+    if len(sys.argv) not in (3, 4) or sys.argv[1] not in KERNELS:
+        sys.exit(__doc__)
+    made = compiled(sys.argv[1], *sys.argv[3:])
     if made is None:
         sys.exit("no NVRTC and no nvcc was found: pip install nvidia-cuda-nvrtc-cu12 (13 does not know compute_70)")
-    pathlib.Path(sys.argv[1]).write_text(made)
+    pathlib.Path(sys.argv[2]).write_text(made)
