@@ -5,8 +5,7 @@
 
 #include <string.h>
 
-static const char image[] =
-    ".version 6.4\n.target sm_70\n.visible .entry fcdp_delta_encode(.param .u64 tasks) {}";
+extern const char fcdp__codec_ptx[]; /* comm/CMakeLists.txt makes it of codec.ptx */
 
 static size_t block_bytes_of(unsigned element_bytes) {
     return (size_t)FCDP_DELTA_BLOCK * element_bytes;
@@ -36,7 +35,7 @@ static void run_task(void *task) {
 }
 
 const fcdp_kernel_source fcdp__delta_kernel = {
-    .image = image,
+    .image = fcdp__codec_ptx,
     .entry = "fcdp_delta_encode",
     .n_threads = FCDP_DELTA_THREADS,
     .task_bytes = sizeof(fcdp_delta_task),
