@@ -257,6 +257,7 @@ FIGURES = {
     ],
     "copies": ["both at once", "page-locking memory"],
     "fingerprints": ["by the kernel"],
+    "codec": ["bf16 weights, lr 0.0003: both arrays read, slots on the device", "float32 weights, lr 0: both"],
     "nccl_one": ["a peer that never comes"],
     "dpo": ["over the trainable bytes"],
 }

@@ -9,10 +9,10 @@ usage() {
 tools/gpu.sh --bundle [--no-setup] [--bundle-dir DIR]        where things are built
 tools/gpu.sh [OPTIONS]                                       where the GPU is
 
-Makes one report of what only a GPU can show: the C tests on the real driver; what mapping, page-locked copies and
-fingerprints cost; NCCL, FCDP's and PyTorch's own with fcdp_alloc; FSDP2 plain and with FCDP=1 as 2 nodes x 2 ranks
-that share the device, compared bit for bit; the same with parameters that exceed the device budget, of which a part
-stays on the device; LoRA with DPO; the allocator beside PyTorch's two.
+Makes one report of what only a GPU can show: the C tests on the real driver; what mapping, page-locked copies,
+fingerprints and differences cost; NCCL, FCDP's and PyTorch's own with fcdp_alloc; FSDP2 plain and with FCDP=1 as
+2 nodes x 2 ranks that share the device, compared bit for bit; the same with parameters that exceed the device
+budget, of which a part stays on the device; LoRA with DPO; the allocator beside PyTorch's two.
 
 --bundle builds what the report needs into a folder: the wheel, and C programs for glibc 2.28. Carry it, with this
 checkout, to a machine with a GPU, its driver, Python 3.10 or later, and torch 2.8 or later with CUDA. No compiler,
@@ -35,7 +35,7 @@ END_OF_USAGE
 }
 
 # What runs there: the C tests that take any driver, the benches, the simulated devices.
-TARGETS=(test_alloc_pages test_alloc_pages_blocks test_alloc_vrange test_comm_fingerprint_device bench_heap bench_tiering_moves bench_mapping bench_host_map bench_copies bench_sleep one_rank_nccl
+TARGETS=(test_alloc_pages test_alloc_pages_blocks test_alloc_vrange test_comm_fingerprint_device test_comm_codec_device bench_heap bench_tiering_moves bench_mapping bench_host_map bench_copies bench_sleep one_rank_nccl
          fcdp-replay fcdp_simgpu fcdp_simnccl)
 
 programs_build() {  # DIR: stripped, as the debugging information is most of their size

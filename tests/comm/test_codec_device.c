@@ -1,4 +1,5 @@
-/* That a device's wire of differences is the CPU's, on any driver: FCDP_DRIVER=cuda runs the PTX. */
+/* That a device's wire of differences is the CPU's, on any driver: FCDP_DRIVER=cuda runs the PTX. With an
+ * argument: how fast it reads both arrays, of modelled weights. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #include "comm/codec_kernel.h"
 #include "tests/assert_ok.h"
 #include "tests/comm/random.h"
+#include "tools/bench/codec/weights.h"
 
 enum { MAX_BYTES = 4 * FCDP_DELTA_TASK_BYTES + 5000, SHIFTS = 64 };
 extern char **environ;
@@ -18,28 +20,28 @@ typedef struct world {
     fcdp_kernel kernel;
     fcdp_stream stream;
     fcdp_phys block;
-    fcdp_dptr device; /* the base, then `now`, each with room to be shifted */
-    size_t device_bytes;
+    fcdp_dptr device; /* the base, then `now`, each with room to be shifted; then slots */
+    size_t room_bytes, slots_bytes, device_bytes;
     char *pinned; /* tasks, then slots */
     size_t pinned_bytes;
 } world;
 
-static const size_t room_bytes = MAX_BYTES + SHIFTS;
-
-static world world_create(void) {
+/* For arrays of so many bytes. */
+static world world_create(size_t most_bytes) {
     fcdp_options options;
-    world w = {0};
-    size_t stay_bytes, n_tasks = fcdp__delta_tasks_of(MAX_BYTES);
+    size_t stay_bytes, n_tasks = fcdp__delta_tasks_of(most_bytes);
+    world w = {.room_bytes = fcdp__round_up(most_bytes + SHIFTS, 16),
+               .slots_bytes = n_tasks * FCDP_DELTA_SLOTS_BYTES};
     assert_ok(fcdp_options_load(environ, &options));
     assert_ok(fcdp__driver_open(options.driver, 0, NULL, &w.drv));
     assert_ok(fcdp__driver_kernel_load(w.drv, &fcdp__delta_kernel, &w.kernel));
     assert_ok(fcdp__driver_stream_create(w.drv, &w.stream));
-    w.device_bytes = fcdp__round_up(2 * room_bytes, fcdp__driver_page_bytes(w.drv));
+    w.device_bytes = fcdp__round_up(2 * w.room_bytes + w.slots_bytes, fcdp__driver_page_bytes(w.drv));
     assert_ok(fcdp__driver_range_reserve(w.drv, w.device_bytes, &w.device));
     assert_ok(fcdp__driver_phys_create(w.drv, w.device_bytes, &w.block));
     assert_ok(fcdp__driver_map(w.drv, w.device, w.device_bytes, w.block));
     assert_ok(fcdp__driver_set_access(w.drv, w.device, w.device_bytes));
-    w.pinned_bytes = fcdp__round_up(n_tasks * (sizeof(fcdp_delta_task) + FCDP_DELTA_SLOTS_BYTES), 4096);
+    w.pinned_bytes = fcdp__round_up(n_tasks * sizeof(fcdp_delta_task) + w.slots_bytes, 4096);
     w.pinned = mmap(NULL, w.pinned_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(w.pinned != MAP_FAILED);
     assert_ok(fcdp__driver_host_pin(w.drv, w.pinned, w.pinned_bytes, &stay_bytes));
@@ -64,7 +66,7 @@ static size_t device_encode(world *w, const char *base, const char *now, size_t 
                             size_t shift, char *wire_out, size_t capacity) {
     fcdp_delta_task *tasks = (fcdp_delta_task *)(void *)w->pinned;
     fcdp_dptr tasks_at, slots_at, base_at = fcdp__dptr_add(w->device, shift * element_bytes);
-    fcdp_dptr now_at = fcdp__dptr_add(w->device, room_bytes + shift * element_bytes);
+    fcdp_dptr now_at = fcdp__dptr_add(w->device, w->room_bytes + shift * element_bytes);
     size_t n = fcdp__delta_tasks_of(bytes);
     char *slots = w->pinned + n * sizeof *tasks;
     memset(slots, 0xee, n * FCDP_DELTA_SLOTS_BYTES);
@@ -104,7 +106,7 @@ static void test_the_device_encodes_as_the_cpu(void **state) {
     const char *rounds = getenv("TEST_ROUNDS");
     int n_rounds = rounds ? atoi(rounds) : 8;
     test_random seed = {random_seed(__func__, fcdp__now_ns())};
-    world w = world_create();
+    world w = world_create(MAX_BYTES);
     size_t bound = fcdp__delta_bound(MAX_BYTES);
     char *base = malloc(MAX_BYTES), *now = malloc(MAX_BYTES), *wire = malloc(bound),
          *expected = malloc(bound);
@@ -140,10 +142,75 @@ static void test_slots_without_sense_make_no_wire(void **state) {
     free(slots);
 }
 
-int main(void) {
+/* ---- how fast ---- */
+
+/* The best of ten, with the host's wait. */
+static double seconds_of(world *w, size_t bytes, unsigned element_bytes, fcdp_dptr slots_at) {
+    fcdp_delta_task *tasks = (fcdp_delta_task *)(void *)w->pinned;
+    fcdp_dptr tasks_at, now_at = fcdp__dptr_add(w->device, w->room_bytes);
+    double best = 1e9;
+    assert_ok(fcdp__driver_host_dptr(w->drv, tasks, &tasks_at));
+    fcdp__delta_tasks_fill(tasks, w->device, now_at, bytes, element_bytes, slots_at);
+    for (int k = 0; k < 10; k++) {
+        uint64_t start_ns = fcdp__now_ns();
+        assert_ok(fcdp__driver_launch(w->drv, &w->kernel, tasks_at, (uint32_t)fcdp__delta_tasks_of(bytes),
+                                      w->stream));
+        assert_ok(fcdp__driver_stream_sync(w->drv, w->stream));
+        double seconds = (double)(fcdp__now_ns() - start_ns) / 1e9;
+        if (seconds < best) best = seconds;
+    }
+    return best;
+}
+
+/* Of the bytes of both arrays, in whole MiB: 4 MiB of weights, again and again. */
+static void print_rate(size_t bytes, unsigned element_bytes, double lr) {
+    enum { PART_BYTES = 4 << 20 };
+    uint64_t state = 1;
+    world w = world_create(bytes);
+    char *base = malloc(PART_BYTES), *now = malloc(PART_BYTES), *wire = malloc(bytes);
+    for (size_t i = 0; i < PART_BYTES; i += element_bytes) {
+        double first, second;
+        weights_normal_pair(&state, &first, &second);
+        float before = weights_first(first), after = weights_next(before, second, lr);
+        uint16_t halves[] = {weights_bf16(before), weights_bf16(after)};
+        memcpy(base + i, element_bytes == 2 ? (void *)&halves[0] : &before, element_bytes);
+        memcpy(now + i, element_bytes == 2 ? (void *)&halves[1] : &after, element_bytes);
+    }
+    for (size_t at = 0; at < bytes; at += PART_BYTES) {
+        size_t here = bytes - at < PART_BYTES ? bytes - at : PART_BYTES;
+        fcdp_dptr base_at = fcdp__dptr_add(w.device, at), now_at = fcdp__dptr_add(base_at, w.room_bytes);
+        assert_ok(fcdp__driver_copy_h2d(w.drv, base_at, base, here, w.stream));
+        assert_ok(fcdp__driver_copy_h2d(w.drv, now_at, now, here, w.stream));
+    }
+    assert_ok(fcdp__driver_stream_sync(w.drv, w.stream));
+    char *slots = w.pinned + fcdp__delta_tasks_of(bytes) * sizeof(fcdp_delta_task);
+    fcdp_dptr slots_at, near_at = fcdp__dptr_add(w.device, 2 * w.room_bytes);
+    assert_ok(fcdp__driver_host_dptr(w.drv, slots, &slots_at));
+    double near_s = seconds_of(&w, bytes, element_bytes, near_at);
+    double s = seconds_of(&w, bytes, element_bytes, slots_at);
+    size_t wire_bytes = fcdp__delta_wire_of_slots(slots, bytes, element_bytes, wire, bytes);
+    printf("%s weights, lr %g, %.3f of the array: %s reads %.1f GB/s with slots on the device, %.1f in host "
+           "memory\n",
+           element_bytes == 2 ? "bf16" : "float32", lr, (double)wire_bytes / (double)bytes,
+           fcdp__driver_is_sim(w.drv) ? "the simulated device" : "the device", 2e-9 * (double)bytes / near_s,
+           2e-9 * (double)bytes / s);
+    free(wire);
+    free(now);
+    free(base);
+    world_destroy(&w);
+}
+
+int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_device_encodes_as_the_cpu),
         cmocka_unit_test(test_slots_without_sense_make_no_wire),
     };
+    if (argc > 1) {
+        static const double rates[] = {3e-4, 1e-4, 1e-5, 0};
+        for (unsigned element_bytes = 2; element_bytes <= 4; element_bytes += 2)
+            for (size_t i = 0; i < sizeof rates / sizeof *rates; i++)
+                print_rate(strtoull(argv[1], NULL, 0) << 20, element_bytes, rates[i]);
+        return 0;
+    }
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,7 +4,13 @@ import re
 
 from section import Failed, Section, ended, last_line, main
 
-TESTS = ("test_alloc_pages", "test_alloc_pages_blocks", "test_alloc_vrange", "test_comm_fingerprint_device")
+TESTS = (
+    "test_alloc_pages",
+    "test_alloc_pages_blocks",
+    "test_alloc_vrange",
+    "test_comm_fingerprint_device",
+    "test_comm_codec_device",
+)
 
 
 def body(section: Section) -> None:

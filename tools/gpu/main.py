@@ -40,14 +40,15 @@ def _section(name: str, seconds: int, title: str) -> Section:
 
 SECTIONS = [
     _section("c_tests", 25, "The C tests on the driver, every check on"),
-    _section("mapping", 35, "Physical handles and mappings, by handle size"),
-    _section("copies", 30, "Copies, page-locking, moving a region, sleep"),
-    _section("fingerprints", 25, "The fingerprint's kernel"),
+    _section("mapping", 30, "Physical handles and mappings, by handle size"),
+    _section("copies", 25, "Copies, page-locking, moving a region, sleep"),
+    _section("fingerprints", 20, "The fingerprint's kernel"),
+    _section("codec", 20, "The kernel that encodes differences"),
     _section("nccl_one", 25, "NCCL with one rank"),
     _section("nccl_alloc", 30, "PyTorch's own NCCL with fcdp_alloc: one process"),
     _section("fsdp2", 100, "FSDP2 and FCDP: 2 nodes x 2 ranks on one device, over gloo"),
     _section("budget", 60, "Parameters that exceed the device budget, likewise"),
-    _section("dpo", 60, "LoRA with DPO's reference forward, likewise"),
+    _section("dpo", 55, "LoRA with DPO's reference forward, likewise"),
     _section("nccl_ranks", 60, "FSDP2 and FCDP: the same 4 ranks over NCCL"),
     _section("allocators", 70, "Training under PyTorch's allocators and FCDP's"),
 ]
