@@ -191,7 +191,7 @@ def arrays_of(chance, n_bytes, width, share, most):
 def cases_of(chance, width):
     block = BLOCK * width
     for share in (0, 0.0005, 0.01, 0.1, 0.3, 0.5, 1):
-        for most in (1, 3, 6, 8, 11, 15, 20, 27, 32)[: 6 if width == 2 else None]:
+        for most in (1, 3, 6, 8, 11, 15) if width == 2 else (3, 8, 15, 20, 27, 32):
             yield *arrays_of(chance, block, width, share, most), width, (0, 0)
     for n_bytes in (
         1,
