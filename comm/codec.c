@@ -530,7 +530,8 @@ static bool tail_decode(const coder *c, const uint8_t *base, uint8_t *out, size_
     return true;
 }
 
-/* A payload of `bytes` says: as it is. 0 says: unchanged. Neither is in `to`, which has READ_AHEAD_BYTES more. */
+/* A payload of `bytes` says: as it is. 0 says: unchanged. Neither is in `to`, which has READ_AHEAD_BYTES
+ * more. */
 static size_t payload_make(const coder *c, const uint8_t *base, const uint8_t *now, size_t bytes,
                            unsigned element_bytes, uint8_t *to) {
     if (memcmp(base, now, bytes) == 0) return 0;
