@@ -29,9 +29,9 @@
  * shards go there within the device. The node's host memory, where the base is, gets all of it from
  * page-locked memory too, by the host: nothing is stored over PCIe, and a use does not wait for this rank's
  * store (where restores are whole, for those of the node's other ranks). Small groups that are gathered
- * together, mapped groups and spans that are stale in part are stored as ever, and encoded by the host.
- * Rounded numbers are for models whose compute the host is (host_computes), and whose ranks restore the
- * whole.
+ * together, mapped groups and spans that are stale in part are stored as ever; of the first two, and of what
+ * is frozen, the host encodes. Rounded numbers are for models whose compute the host is (host_computes), and
+ * whose ranks restore the whole.
  *
  * By slices, other ranks of the node may have stored parts of the base (a gather of differences stores its
  * lane's pieces; any other, and a use's end, slices). The host function that encodes looks whether the words

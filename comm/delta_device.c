@@ -126,6 +126,8 @@ void fcdp__delta_encoder_begin(delta *d, const fcdp_delta_cut *cuts) {
         cut *c = &d->cuts[k];
         fcdp_own_base *base = &own->extents[cuts[k].extent];
         bool is_kept = c->from.where == FCDP_BASE_IN_HOST && base->known;
+        c->index = cuts[k].extent;
+        if (!base->has_place) continue;
         c->own_is_known = is_kept;
         c->own_fingerprint = base->fingerprint;
         c->keeps = own->generation;
@@ -133,14 +135,13 @@ void fcdp__delta_encoder_begin(delta *d, const fcdp_delta_cut *cuts) {
         bool has_base = d->encodes && (is_kept || c->from.where == FCDP_BASE_ON_DEVICE);
         if (has_base && (cuts[k].shard.addr | own_base_of(d, &cuts[k]).addr) % c->element_bytes == 0)
             c->slots_bytes = fcdp__delta_tasks_of(c->bytes) * FCDP_DELTA_SLOTS_BYTES;
-        c->index = cuts[k].extent;
     }
 }
 
 /* From here on another thread may have the pages. */
 void fcdp__delta_encoder_end(const delta *d, fcdp_status status) {
     fcdp_own_bases *own = &d->comm->set->own_bases;
-    if (status) own->incomplete = true;
+    if (status && own->range) own->incomplete = true;
     fcdp__own_bases_release(own);
 }
 
@@ -165,18 +166,17 @@ static fcdp_status encoder_launch(const delta *d, const fcdp_delta_cut *cuts, fc
         status = fcdp__driver_host_dptr(drv, tasks, &at);
         if (!status) status = fcdp__driver_launch(drv, &own->kernel, at, (uint32_t)n_tasks, inter);
     }
-    for (uint32_t k = 0; k < d->n_cuts && d->cuts[k].keeps && !status; k++)
-        status = fcdp__driver_copy_d2d(drv, fcdp__own_base_at(cuts[k].group, cuts[k].extent), cuts[k].shard,
-                                       d->cuts[k].bytes, inter);
+    for (uint32_t k = 0; k < d->n_cuts && !status; k++)
+        if (d->cuts[k].keeps)
+            status = fcdp__driver_copy_d2d(drv, fcdp__own_base_at(cuts[k].group, cuts[k].extent),
+                                           cuts[k].shard, d->cuts[k].bytes, inter);
     return status;
 }
 
 /* By the thread that enqueues: the gather is done. */
 void fcdp__own_bases_learn(const delta *d) {
     fcdp_own_bases *bases = &d->comm->set->own_bases;
-    bool kept = false;
-    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) kept = kept || c->keeps;
-    if (!kept) return;
+    if (!fcdp__delta_keeps(d)) return;
     fcdp__own_bases_acquire(bases);
     for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
         fcdp_own_group *own = &c->group->own;

@@ -348,7 +348,8 @@ void fcdp__delta_encode_run(void *gather) {
             rounded_make(d);
         else
             own_place(d);
-        uint64_t shards = d->heads[d->me].wire_bytes || d->cuts[0].keeps ? place_fingerprint(d, d->me) : 0;
+        uint64_t shards = d->heads[d->me].wire_bytes || fcdp__delta_keeps(d) ? place_fingerprint(d, d->me)
+                                                                             : 0;
         if (d->heads[d->me].wire_bytes) d->heads[d->me].shards = shards;
     }
     atomic_store_explicit(&d->phase, FCDP_DELTA_IDLE, memory_order_release);

@@ -99,6 +99,12 @@ fcdp_status fcdp__delta_places_bring(const fcdp_delta *d, const fcdp_delta_cut *
 /* The gather is done: what it kept is known. */
 void fcdp__own_bases_learn(const fcdp_delta *d);
 
+static inline bool fcdp__delta_keeps(const fcdp_delta *d) {
+    bool keeps = false;
+    for (const fcdp_delta_extent *c = d->cuts; c < d->cuts + d->n_cuts; c++) keeps = keeps || c->keeps;
+    return keeps;
+}
+
 /* ---- rows ---- */
 
 static inline char *fcdp__delta_row(fcdp_delta_rows of, uint32_t member) {

@@ -120,7 +120,8 @@ static fcdp_status memory_take(fcdp_stream_set *set, size_t n_pages, size_t n_ta
 
 /* ---- places ---- */
 
-/* Lays the group's extents behind what is there so far, if `generation` is not 0. False: no memory. */
+/* Lays the group's trainable extents behind what is there so far, if `generation` is not 0: frozen ones are
+ * gathered once, mostly. False: no memory. */
 static bool group_place(fcdp_group *group, uint64_t generation, size_t *bytes, size_t *n_tasks) {
     fcdp_own_group *own = &group->own;
     uint32_t n = group->layout->n_extents;
@@ -129,7 +130,9 @@ static bool group_place(fcdp_group *group, uint64_t generation, size_t *bytes, s
     if (generation) own->generation = generation, own->first_task = *n_tasks;
     for (uint32_t i = 0; i < n; i++) {
         size_t shard_bytes = group->layout->extents[i].shard_bytes;
-        if (generation) own->extents[i] = (fcdp_own_base){.offset_bytes = *bytes};
+        bool has_place = group->layout->extents[i].span == FCDP_SPAN_TRAINABLE;
+        if (generation) own->extents[i] = (fcdp_own_base){.has_place = has_place, .offset_bytes = *bytes};
+        if (!has_place) continue;
         *bytes += fcdp__round_up(shard_bytes, 16);
         *n_tasks += fcdp__delta_tasks_of(shard_bytes);
     }
@@ -156,6 +159,7 @@ bool fcdp__own_bases_kernel(fcdp_stream_set *set) {
         if (status) fcdp__log(FCDP_LOG_INFO, "the host encodes differences: %s", fcdp_error_text());
         own->has_kernel = status ? FCDP_KERNEL_LACKS : FCDP_KERNEL_LOADED;
     }
+    if (own->lacks_memory) memory_try_free(set, false);
     return own->has_kernel == FCDP_KERNEL_LOADED && !own->lacks_memory;
 }
 
@@ -170,6 +174,7 @@ bool fcdp__own_bases_reserve(fcdp_group *group) {
     if (own->n_rests) return false;
     size_t bytes, n_tasks, page_bytes = fcdp__driver_page_bytes(set->engine->drv);
     (void)places_make(set, 0, &bytes, &n_tasks);
+    if (!bytes) return false;
     fcdp_status status = memory_free(set, true);
     if (!status) status = memory_take(set, fcdp__round_up(bytes, page_bytes) / page_bytes, n_tasks);
     if (!status) {
@@ -178,6 +183,7 @@ bool fcdp__own_bases_reserve(fcdp_group *group) {
         bool fits = bytes <= own->n_pages * page_bytes &&
                     n_tasks * sizeof(fcdp_delta_task) <= own->tasks.bytes;
         if (made && fits) return group->own.generation == own->generation;
+        own->generation++; /* these places are void, also if the pages stay */
         memory_try_free(set, true);
     }
     if (status && status != FCDP_PENDING) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());

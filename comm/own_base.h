@@ -1,8 +1,9 @@
 /* own_base.h - this rank's shards as its last gather sent them, kept on the device: the base from which a
  * kernel encodes the next differences (codec_kernel.h), where the base of all members is in host memory.
  *
- * They are W/G bytes of the device, of pages that nothing else wants: none are reclaimed for them, as many
- * more must be spare, and a taker that lacks pages gets theirs. Without them the host encodes.
+ * Of what is trainable, they are W/G bytes of the device, of pages that nothing else wants: none are
+ * reclaimed for them, as many more must be spare, and a taker that lacks pages gets theirs. Without them the
+ * host encodes.
  *
  *     an own base is known  =>  its bytes have its fingerprint, once the stream has passed what wrote them
  *
@@ -45,8 +46,8 @@ typedef struct fcdp_own_bases {
 
 /* Of one extent. */
 typedef struct fcdp_own_base {
-    size_t offset_bytes; /* in the range */
-    bool known;
+    bool has_place, known;
+    size_t offset_bytes;  /* in the range */
     uint64_t fingerprint; /* fcdp__fingerprint_by_host */
 } fcdp_own_base;
 

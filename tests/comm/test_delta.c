@@ -109,6 +109,8 @@ static void engine_sleep(const member *m, const mishap *what) {
 
 /* As a group that has been made since. */
 static void own_place_lose(const member *m, const mishap *what) {
+    const fcdp_own_base *half_frozen = m->groups[0]->own.extents;
+    MUST(half_frozen[0].has_place && !half_frozen[1].has_place);
     m->groups[what->group]->own.generation = 0;
 }
 
@@ -336,7 +338,6 @@ static void test_own_bases_give_way_and_come_back(void **state) {
     own_bases_go(own_bases_push_out, true, 69, N_GROUPS * 65, false);
 }
 
-/* What is known of the groups before and behind it goes, too. */
 /* The device may still encode the first two groups from them. */
 static void test_own_bases_in_use_are_waited_for(void **state) {
     (void)state;
@@ -350,6 +351,7 @@ static void test_own_bases_are_anew_behind_a_sleep(void **state) {
     own_bases_go(engine_sleep, true, 6, N_GROUPS, false);
 }
 
+/* What is known of the groups before and behind it goes, too. */
 static void test_own_bases_make_room_for_a_later_group(void **state) {
     (void)state;
     if (!here->on_device) skip();
