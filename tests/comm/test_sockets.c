@@ -307,6 +307,8 @@ static bool nth_fails(uint32_t victim, unsigned n, bool by_signal) {
             if (i != victim) pthread_join(lives[i].thread, NULL);
     }
     for (uint32_t i = 0; i < MEMBERS; i++) fcdp__sockets_close(lives[i].listener);
+    assert_int_not_equal(status, FCDP_ERR_INVALID); /* whoever ends well has the right bytes */
+    for (uint32_t i = 0; i < MEMBERS; i++) assert_int_not_equal(lives[i].status, FCDP_ERR_INVALID);
     if (by_signal && status) fail_msg("call %u of member %u: %s", n, victim, fcdp_error_text());
     for (uint32_t i = 0; i < MEMBERS && by_signal; i++)
         if (lives[i].status) fail_msg("call %u of member %u: member %u: %s", n, victim, i, lives[i].text);
