@@ -301,6 +301,21 @@ fcdp_status fcdp__exchange_create(const fcdp_members *members, const int *fds, d
     return FCDP_OK;
 }
 
+fcdp_status fcdp__exchange_connect(fcdp_listener *listener, const fcdp_members *members,
+                                   const fcdp_card *cards, double limit_s, double timeout_s,
+                                   fcdp_exchange **exchange_out) {
+    int *fds = malloc(members->n * sizeof *fds);
+    if (!fds) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for %u connections", members->n);
+    fcdp_status status = fcdp__sockets_connect(listener, members, cards, limit_s, fds);
+    if (!status) {
+        status = fcdp__exchange_create(members, fds, timeout_s, exchange_out);
+        for (uint32_t i = 0; i < members->n && status; i++)
+            if (i != members->me) close(fds[i]);
+    }
+    free(fds);
+    return status;
+}
+
 /* Where all went well, the last bytes are on their way, and close() waits until they have arrived: this
  * machine's network may end with the process, as a container's does. */
 void fcdp__exchange_destroy(fcdp_exchange *exchange) {

@@ -14,6 +14,11 @@ typedef struct fcdp_exchange fcdp_exchange;
  * byte. */
 fcdp_status fcdp__exchange_create(const fcdp_members *members, const int *fds, double timeout_s,
                                   fcdp_exchange **exchange_out) FCDP_MUST_CHECK;
+/* Connects and creates: fcdp__sockets_connect within limit_s, whose errors these are. The listener stays the
+ * caller's. */
+fcdp_status fcdp__exchange_connect(fcdp_listener *listener, const fcdp_members *members,
+                                   const fcdp_card *cards, double limit_s, double timeout_s,
+                                   fcdp_exchange **exchange_out) FCDP_MUST_CHECK;
 /* No call of it is under way. The members may still be reading what they got last; a member that wants more
  * gets an error. NULL, or a forked child's: nothing. */
 void fcdp__exchange_destroy(fcdp_exchange *exchange);

@@ -6,9 +6,6 @@
  */
 #include "torch_plugin/exchange.h"
 
-#include <stdlib.h>
-#include <unistd.h>
-
 #include "comm/interface.h"
 #include "torch_plugin/methods.h"
 
@@ -62,21 +59,6 @@ METHOD_NOARGS(exchange_card) {
     return card ? PyBytes_FromStringAndSize(card, sizeof(fcdp_card)) : NULL;
 }
 
-static fcdp_status members_connect(fcdp_listener *listener, const fcdp_members *members,
-                                   const fcdp_card *cards, double limit_s, double timeout_s,
-                                   fcdp_exchange **exchange_out) {
-    int *fds = malloc(members->n * sizeof *fds);
-    if (!fds) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for %u connections", members->n);
-    fcdp_status status = fcdp__sockets_connect(listener, members, cards, limit_s, fds);
-    if (!status) {
-        status = fcdp__exchange_create(members, fds, timeout_s, exchange_out);
-        for (uint32_t i = 0; i < members->n && status; i++)
-            if (i != members->me) close(fds[i]);
-    }
-    free(fds);
-    return status;
-}
-
 METHOD(exchange_connect) {
     const char *cards, *ranks;
     Py_ssize_t cards_bytes, ranks_bytes;
@@ -98,8 +80,8 @@ METHOD(exchange_connect) {
     fcdp_exchange *exchange = NULL;
     fcdp_status status;
     i->listener = NULL; /* no other call uses it meanwhile */
-    CALL(members_connect(listener, &members, (const fcdp_card *)(const void *)cards, limit_s, timeout_s,
-                         &exchange));
+    CALL(fcdp__exchange_connect(listener, &members, (const fcdp_card *)(const void *)cards, limit_s,
+                                timeout_s, &exchange));
     fcdp__sockets_close(listener);
     i->exchange = exchange;
     return methods_none_or_raise(status);

@@ -252,13 +252,9 @@ typedef struct life {
 
 static fcdp_status live(life *l, char *buffer) {
     const fcdp_members members = {MEMBERS, l->me, lane_ranks};
-    int fds[MEMBERS];
     fcdp_exchange *exchange;
-    fcdp_status status = fcdp__sockets_connect(l->listener, &members, l->cards, l->limit_s, fds);
-    if (status) return status;
-    status = fcdp__exchange_create(&members, fds, l->limit_s, &exchange);
-    for (uint32_t i = 0; i < MEMBERS && status; i++)
-        if (i != l->me) close(fds[i]);
+    fcdp_status status = fcdp__exchange_connect(l->listener, &members, l->cards, l->limit_s, l->limit_s,
+                                                &exchange);
     if (status) return status;
     memset(buffer + l->me * EXCHANGED, 'a' + (int)l->me, EXCHANGED);
     status = fcdp__exchange_run(exchange, buffer, EXCHANGED);
