@@ -2,7 +2,7 @@
 
 import re
 
-from section import Failed, Section, last_line, main
+from section import Section, main
 
 PROGRAM = "test_comm_fingerprint_device"
 RATE = re.compile(
@@ -11,19 +11,11 @@ RATE = re.compile(
 
 
 def body(section: Section) -> None:
-    job = section.run(PROGRAM)
-    section.check(
-        "the device's fingerprints are the host's, and a flipped bit is seen",
-        job.returncode == 0,
-        "" if job.returncode == 0 else last_line(job.stdout),
-        PROGRAM,
-    )
     size = 64 if section.simulated else 2048
-    command, peak = f"{PROGRAM} {size}", section.settings["machine"].get("memory_peak_gb_s")
-    job = section.run(PROGRAM, size)
-    if job.returncode:
-        raise Failed(f"{command}: {last_line(job.stdout)}")
-    for n, each, device, us, cpu in RATE.findall(job.stdout):
+    said, command, peak = section.kernel_test(
+        PROGRAM, "the device's fingerprints are the host's, and a flipped bit is seen", size
+    )
+    for n, each, device, us, cpu in RATE.findall(said):
         what = f"{n} arrays of {each} bytes"
         section.figure(f"{what}: by the kernel, with the host's wait", float(device), "GB/s", command, us=float(us))
         section.figure(f"{what}: by one thread of the host", float(cpu), "GB/s", command)
@@ -31,11 +23,6 @@ def body(section: Section) -> None:
             section.figure(
                 f"{what}: over the memory's peak of {peak} GB/s", round(float(device) / peak, 3), "share", command
             )
-    if not peak:
-        section.reason(
-            "no share of the memory's peak: "
-            + ("the device is simulated" if section.simulated else "the driver does not tell its clock")
-        )
 
 
 if __name__ == "__main__":

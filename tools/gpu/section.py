@@ -92,6 +92,22 @@ class Section:
         print(job.stdout, flush=True)
         return job
 
+    def kernel_test(self, program: str, claim: str, size: int) -> tuple[str, str, float | None]:
+        """A C test of a kernel, of which `claim` must hold, and then its rates, with `size` as its argument: what it said,
+        the command, and the memory's peak in GB/s, None where it is not known."""
+        job = self.run(program)
+        self.check(claim, job.returncode == 0, "" if job.returncode == 0 else last_line(job.stdout), program)
+        command, peak = f"{program} {size}", self.settings["machine"].get("memory_peak_gb_s")
+        job = self.run(program, size)
+        if job.returncode:
+            raise Failed(f"{command}: {last_line(job.stdout)}")
+        if not peak:
+            self.reason(
+                "no share of the memory's peak: "
+                + ("the device is simulated" if self.simulated else "the driver does not tell its clock")
+            )
+        return job.stdout, command, peak
+
     def bench(self, program: str, *arguments: Any, **env: str) -> list[dict[str, Any]]:
         """Runs a program that prints "NAME = VALUE UNIT"; those lines as figures, in the report and returned."""
         command = shlex.join([program, *map(str, arguments)])
