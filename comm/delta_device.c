@@ -141,7 +141,7 @@ void fcdp__delta_encoder_begin(delta *d, const fcdp_delta_cut *cuts) {
 /* From here on another thread may have the pages. */
 void fcdp__delta_encoder_end(const delta *d, fcdp_status status) {
     fcdp_own_bases *own = &d->comm->set->own_bases;
-    if (status && own->range) own->incomplete = true;
+    if (status && own->pages.range) own->incomplete = true;
     fcdp__own_bases_release(own);
 }
 

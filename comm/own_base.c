@@ -16,22 +16,15 @@
 enum { RESTS = 64 };
 
 void fcdp__own_bases_init(fcdp_own_bases *own) {
-    fcdp__lock_init(&own->lock, FCDP_RANK_ENGINE);
-    pthread_cond_init(&own->released, NULL);
+    fcdp__lent_init(&own->pages);
 }
 
 void fcdp__own_bases_acquire(fcdp_own_bases *own) {
-    fcdp__lock_acquire(&own->lock);
-    while (own->busy) fcdp__lock_wait(&own->lock, &own->released);
-    own->busy = true;
-    fcdp__lock_release(&own->lock);
+    fcdp__lent_acquire(&own->pages);
 }
 
 void fcdp__own_bases_release(fcdp_own_bases *own) {
-    fcdp__lock_acquire(&own->lock);
-    own->busy = false;
-    pthread_cond_broadcast(&own->released);
-    fcdp__lock_release(&own->lock);
+    fcdp__lent_release(&own->pages);
 }
 
 /* ---- pages and tasks ---- */
@@ -55,14 +48,11 @@ static fcdp_status uses_end(fcdp_stream_set *set, bool waits) {
 /* Acquired. The tasks stay: to page-unlock memory may wait for all of the device. */
 static fcdp_status memory_free(fcdp_stream_set *set, bool waits) {
     fcdp_own_bases *own = &set->own_bases;
-    if (!own->range) return FCDP_OK;
+    if (!own->pages.range) return FCDP_OK;
     fcdp_status status = uses_end(set, waits);
     if (status) return status;
     own->incomplete = false;
-    fcdp__vrange_destroy(own->range);
-    own->range = NULL;
-    atomic_store_explicit(&own->n_held, 0, memory_order_relaxed);
-    fcdp__pool_give_handle(set->engine->pool, FCDP_HOLDER_GATHERED, own->n_pages, own->block);
+    fcdp__lent_give(&own->pages, set->engine->pool);
     return FCDP_OK;
 }
 
@@ -92,30 +82,12 @@ static fcdp_status tasks_reserve(fcdp_stream_set *set, size_t n) {
 static fcdp_status memory_take(fcdp_stream_set *set, size_t n_pages, size_t n_tasks) {
     fcdp_own_bases *own = &set->own_bases;
     fcdp_engine *engine = set->engine;
-    size_t bytes = n_pages * fcdp__driver_page_bytes(engine->drv);
-    fcdp_vrange *range;
-    fcdp_phys block;
     size_t n_budget;
     if (fcdp__pool_spare_pages(engine->pool, &n_budget) < 2 * n_pages) return FCDP_PENDING;
-    fcdp_status status = fcdp__pool_try_handle(engine->pool, FCDP_HOLDER_GATHERED, n_pages, &block);
-    if (status) return status;
-    status = fcdp__vrange_create(engine->drv, bytes, &range);
-    if (!status) {
-        status = fcdp__vrange_map(range, block, bytes);
-        if (!status) status = tasks_reserve(set, n_tasks);
-        if (status) fcdp__vrange_destroy(range);
-    }
-    if (status) {
-        fcdp_failure failure = fcdp__failure_keep(status);
-        fcdp__pool_give_handle(engine->pool, FCDP_HOLDER_GATHERED, n_pages, block);
-        return fcdp__failure_restore(&failure);
-    }
-    own->range = range;
-    own->block = block;
-    own->n_pages = n_pages;
-    atomic_store_explicit(&own->n_held, n_pages, memory_order_relaxed);
-    own->generation++;
-    return FCDP_OK;
+    fcdp_status status = tasks_reserve(set, n_tasks);
+    if (!status) status = fcdp__lent_take(&own->pages, engine->drv, engine->pool, n_pages, false);
+    if (!status) own->generation++;
+    return status;
 }
 
 /* ---- places ---- */
@@ -170,7 +142,7 @@ void fcdp__own_bases_lack(fcdp_stream_set *set) {
 bool fcdp__own_bases_reserve(fcdp_group *group) {
     fcdp_stream_set *set = group->comm->set;
     fcdp_own_bases *own = &set->own_bases;
-    if (own->range && group->own.generation == own->generation) return true;
+    if (own->pages.range && group->own.generation == own->generation) return true;
     if (own->n_rests) return false;
     size_t bytes, n_tasks, page_bytes = fcdp__driver_page_bytes(set->engine->drv);
     (void)places_make(set, 0, &bytes, &n_tasks);
@@ -180,7 +152,7 @@ bool fcdp__own_bases_reserve(fcdp_group *group) {
     if (!status) {
         bool made = places_make(set, own->generation, &bytes, &n_tasks);
         /* a group that another thread has made meanwhile has no room */
-        bool fits = bytes <= own->n_pages * page_bytes &&
+        bool fits = bytes <= own->pages.n_pages * page_bytes &&
                     n_tasks * sizeof(fcdp_delta_task) <= own->tasks.bytes;
         if (made && fits) return group->own.generation == own->generation;
         own->generation++; /* these places are void, also if the pages stay */
@@ -192,32 +164,24 @@ bool fcdp__own_bases_reserve(fcdp_group *group) {
 }
 
 fcdp_dptr fcdp__own_base_at(const fcdp_group *group, uint32_t extent) {
-    return fcdp__dptr_add(fcdp__vrange_base(group->comm->set->own_bases.range),
+    return fcdp__dptr_add(fcdp__vrange_base(group->comm->set->own_bases.pages.range),
                           group->own.extents[extent].offset_bytes);
 }
 
 /* ---- who else wants the pages ---- */
 
-/* Acquires them if there are any, and no thread has them. */
-static bool acquire_idle(fcdp_own_bases *own) {
-    fcdp__lock_acquire(&own->lock);
-    bool is_mine = !own->busy && own->range;
-    if (is_mine) own->busy = true;
-    fcdp__lock_release(&own->lock);
-    return is_mine;
-}
-
+/* The pass may be another model's: a thread that has them is not waited for. */
 void fcdp__own_bases_begin_pass(fcdp_stream_set *set) {
     fcdp_own_bases *own = &set->own_bases;
-    fcdp__lock_acquire(&own->lock);
-    if (!own->busy && own->n_rests) own->n_rests--;
-    fcdp__lock_release(&own->lock);
+    if (!fcdp__lent_try_acquire(&own->pages)) return;
+    if (own->n_rests) own->n_rests--;
+    fcdp__own_bases_release(own);
 }
 
 void fcdp__own_bases_trim(fcdp_stream_set *set) {
     fcdp__own_bases_acquire(&set->own_bases);
     memory_try_free(set, true);
-    if (!set->own_bases.range) tasks_free(set);
+    if (!set->own_bases.pages.range) tasks_free(set);
     fcdp__own_bases_release(&set->own_bases);
 }
 
@@ -226,22 +190,22 @@ void fcdp__own_bases_trim(fcdp_stream_set *set) {
 size_t fcdp__own_bases_reclaim(fcdp_stream_set *set) {
     fcdp_own_bases *own = &set->own_bases;
     bool is_alone = !set->engine->sets->next;
-    if (!acquire_idle(own)) return 0;
+    if (!fcdp__lent_try_acquire(&own->pages)) return 0;
+    bool had = own->pages.range != NULL;
     memory_try_free(set, is_alone);
-    size_t n_given = own->range ? 0 : own->n_pages;
-    own->n_rests = RESTS;
+    size_t n_given = had && !own->pages.range ? own->pages.n_pages : 0;
+    if (had) own->n_rests = RESTS;
     fcdp__own_bases_release(own);
     return n_given;
 }
 
-size_t fcdp__own_bases_idle(const fcdp_stream_set *set) {
-    return atomic_load_explicit(&set->own_bases.n_held, memory_order_relaxed);
+size_t fcdp__own_bases_idle(fcdp_stream_set *set) {
+    return fcdp__lent_idle(&set->own_bases.pages);
 }
 
 void fcdp__own_bases_destroy(fcdp_stream_set *set) {
     fcdp_own_bases *own = &set->own_bases;
-    if (set->engine->drv && (own->range || own->tasks.at)) fcdp__own_bases_trim(set);
+    if (set->engine->drv && (own->pages.range || own->tasks.at)) fcdp__own_bases_trim(set);
     if (own->has_kernel == FCDP_KERNEL_LOADED) fcdp__driver_kernel_unload(set->engine->drv, &own->kernel);
-    pthread_cond_destroy(&own->released);
-    fcdp__lock_destroy(&own->lock);
+    fcdp__lent_destroy(&own->pages);
 }

@@ -15,25 +15,16 @@
 #ifndef FCDP_OWN_BASE_H
 #define FCDP_OWN_BASE_H
 
-#include <stdatomic.h>
-
-#include "alloc/pages.h"
 #include "alloc/pinned.h"
-#include "alloc/vrange.h"
 #include "comm/codec_kernel.h"
 #include "comm/engine.h"
+#include "comm/lent.h"
 
 typedef struct fcdp_stream_set fcdp_stream_set;
 typedef struct fcdp_group fcdp_group;
 
 typedef struct fcdp_own_bases {
-    fcdp_lock lock;
-    pthread_cond_t released; /* `busy` became false */
-    bool busy;               /* guarded by lock: one thread uses or changes what follows, without the lock */
-    fcdp_vrange *range;      /* NULL: there are none */
-    fcdp_phys block;
-    size_t n_pages;
-    atomic_size_t n_held; /* the same, and 0 where there are none: for fcdp__own_bases_idle */
+    fcdp_lent pages;
     /* Of fcdp_delta_task: each group's own, as its last gather has ended. They outlast the pages */
     fcdp_pinned tasks;
     uint64_t generation; /* raised when the pages come: what groups know of others is void */
@@ -83,6 +74,6 @@ void fcdp__own_bases_trim(fcdp_stream_set *set);
  * several sets. */
 size_t fcdp__own_bases_reclaim(fcdp_stream_set *set);
 /* The pages that policy does not count, as whoever wants them gets them. */
-size_t fcdp__own_bases_idle(const fcdp_stream_set *set);
+size_t fcdp__own_bases_idle(fcdp_stream_set *set);
 
 #endif

@@ -3,9 +3,6 @@
  * The buffer is only worth its pages while passes use it. So it grows to the largest gather, stays mapped
  * from one pass to the next, and goes after MAX_IDLE_PASSES without use, at the last group's end, or when the
  * pool has no pages left. It is one block, since one all-gather uses a half as a whole.
- *
- * A reclaim may come from the very thread that has the buffer, so it never waits for the buffer: a busy one
- * gives nothing.
  */
 #include "comm/staging.h"
 
@@ -14,17 +11,11 @@
 enum { MAX_IDLE_PASSES = 4 };
 
 void fcdp__staging_acquire(fcdp_staging *staging) {
-    fcdp__lock_acquire(&staging->lock);
-    while (staging->busy) fcdp__lock_wait(&staging->lock, &staging->released);
-    staging->busy = true;
-    fcdp__lock_release(&staging->lock);
+    fcdp__lent_acquire(&staging->pages);
 }
 
 void fcdp__staging_release(fcdp_staging *staging) {
-    fcdp__lock_acquire(&staging->lock);
-    staging->busy = false;
-    pthread_cond_broadcast(&staging->released);
-    fcdp__lock_release(&staging->lock);
+    fcdp__lent_release(&staging->pages);
 }
 
 /* Acquired: its pages go, once the device is done with them. After a gather that failed half way that is when
@@ -32,7 +23,7 @@ void fcdp__staging_release(fcdp_staging *staging) {
 static fcdp_status pages_free(fcdp_stream_set *set) {
     fcdp_staging *staging = &set->staging;
     fcdp_status status = FCDP_OK;
-    if (!staging->range) return FCDP_OK;
+    if (!staging->pages.range) return FCDP_OK;
     for (int i = 0; i < FCDP_N_STREAMS && staging->incomplete && !status; i++)
         status = FCDP_RETRY_ONCE(fcdp__driver_stream_sync(set->engine->drv, set->streams[i]));
     if (staging->incomplete && !status)
@@ -41,9 +32,7 @@ static fcdp_status pages_free(fcdp_stream_set *set) {
     for (int h = 0; h < 2 && !status; h++)
         if (staging->emptied[h]) status = fcdp__driver_event_sync(set->engine->drv, staging->emptied[h]);
     if (status) return status;
-    fcdp__vrange_destroy(staging->range);
-    staging->range = NULL;
-    fcdp__pool_give_handle(set->engine->pool, FCDP_HOLDER_GATHERED, staging->n_pages, staging->block);
+    fcdp__lent_give(&staging->pages, set->engine->pool);
     return FCDP_OK;
 }
 
@@ -58,20 +47,6 @@ void fcdp__staging_trim(fcdp_stream_set *set) {
     fcdp__staging_release(&set->staging);
 }
 
-/* Lock held: are there pages, and no thread that uses them? */
-static bool is_idle(const fcdp_staging *staging) {
-    return !staging->busy && staging->range;
-}
-
-/* Acquires it if it has pages that no thread uses. */
-static bool acquire_idle(fcdp_staging *staging) {
-    fcdp__lock_acquire(&staging->lock);
-    bool is_mine = is_idle(staging);
-    if (is_mine) staging->busy = true;
-    fcdp__lock_release(&staging->lock);
-    return is_mine;
-}
-
 static bool has_been_emptied(const fcdp_stream_set *set) {
     for (int h = 0; h < 2; h++)
         if (set->staging.emptied[h] && fcdp__driver_event_query(set->engine->drv, set->staging.emptied[h]))
@@ -82,41 +57,37 @@ static bool has_been_emptied(const fcdp_stream_set *set) {
 /* The pass may be another model's: what that set is at is not waited for. */
 void fcdp__staging_begin_pass(fcdp_stream_set *set) {
     fcdp_staging *staging = &set->staging;
-    if (!acquire_idle(staging)) return;
+    if (!fcdp__lent_try_acquire(&staging->pages)) return;
     if (++staging->n_idle > MAX_IDLE_PASSES && has_been_emptied(set)) pages_try_free(set);
     fcdp__staging_release(staging);
 }
 
 size_t fcdp__staging_reclaim(fcdp_stream_set *set) {
     fcdp_staging *staging = &set->staging;
-    if (!acquire_idle(staging)) return 0;
+    if (!fcdp__lent_try_acquire(&staging->pages)) return 0;
+    bool had = staging->pages.range != NULL;
     pages_try_free(set);
-    size_t n_given = staging->range ? 0 : staging->n_pages;
+    size_t n_given = had && !staging->pages.range ? staging->pages.n_pages : 0;
     fcdp__staging_release(staging);
     return n_given;
 }
 
 size_t fcdp__staging_idle(fcdp_stream_set *set) {
-    fcdp__lock_acquire(&set->staging.lock);
-    size_t n_pages = is_idle(&set->staging) ? set->staging.n_pages : 0;
-    fcdp__lock_release(&set->staging.lock);
-    return n_pages;
+    return fcdp__lent_idle(&set->staging.pages);
 }
 
 void fcdp__staging_init(fcdp_staging *staging) {
-    fcdp__lock_init(&staging->lock, FCDP_RANK_ENGINE);
-    pthread_cond_init(&staging->released, NULL);
+    fcdp__lent_init(&staging->pages);
 }
 
 void fcdp__staging_destroy(fcdp_stream_set *set) {
     fcdp_staging *staging = &set->staging;
-    if (set->engine->drv && staging->range) fcdp__staging_trim(set);
+    if (set->engine->drv && staging->pages.range) fcdp__staging_trim(set);
     for (int h = 0; h < 2; h++) {
         if (staging->filled[h]) fcdp__driver_event_destroy(set->engine->drv, staging->filled[h]);
         if (staging->emptied[h]) fcdp__driver_event_destroy(set->engine->drv, staging->emptied[h]);
     }
-    pthread_cond_destroy(&staging->released);
-    fcdp__lock_destroy(&staging->lock);
+    fcdp__lent_destroy(&staging->pages);
 }
 
 int fcdp__staging_take(fcdp_stream_set *set, fcdp_dptr *half_out) {
@@ -124,32 +95,9 @@ int fcdp__staging_take(fcdp_stream_set *set, fcdp_dptr *half_out) {
     int half = staging->next;
     staging->next = !half;
     staging->n_idle = 0;
-    size_t bytes = staging->n_pages * fcdp__driver_page_bytes(set->engine->drv);
-    *half_out = fcdp__dptr_add(fcdp__vrange_base(staging->range), (size_t)half * (bytes / 2));
+    size_t bytes = staging->pages.n_pages * fcdp__driver_page_bytes(set->engine->drv);
+    *half_out = fcdp__dptr_add(fcdp__vrange_base(staging->pages.range), (size_t)half * (bytes / 2));
     return half;
-}
-
-/* One block of pages, so that one all-gather may use a half as a whole. */
-static fcdp_status pages_take(fcdp_stream_set *set, size_t n_pages) {
-    fcdp_staging *staging = &set->staging;
-    size_t bytes = n_pages * fcdp__driver_page_bytes(set->engine->drv);
-    fcdp_vrange *range;
-    fcdp_phys block;
-    fcdp_status status = fcdp__vrange_create(set->engine->drv, bytes, &range);
-    if (status) return status;
-    status = fcdp__pool_take_handle(set->engine->pool, FCDP_HOLDER_GATHERED, n_pages, &block);
-    if (!status) {
-        status = fcdp__vrange_map(range, block, bytes);
-        if (status) fcdp__pool_give_handle(set->engine->pool, FCDP_HOLDER_GATHERED, n_pages, block);
-    }
-    if (status) {
-        fcdp__vrange_destroy(range);
-        return status;
-    }
-    staging->range = range;
-    staging->block = block;
-    staging->n_pages = n_pages;
-    return FCDP_OK;
 }
 
 /* Events that were made before a failure are kept for the next try. */
@@ -166,7 +114,8 @@ fcdp_status fcdp__staging_reserve(fcdp_stream_set *set, size_t half_bytes) {
     }
     size_t page_bytes = fcdp__driver_page_bytes(set->engine->drv);
     size_t n_pages = fcdp__round_up(2 * half_bytes, page_bytes) / page_bytes;
-    if (staging->range && staging->n_pages >= n_pages) return FCDP_OK;
+    if (staging->pages.range && staging->pages.n_pages >= n_pages) return FCDP_OK;
     fcdp_status status = pages_free(set);
-    return status ? status : pages_take(set, n_pages);
+    return status ? status
+                  : fcdp__lent_take(&staging->pages, set->engine->drv, set->engine->pool, n_pages, true);
 }

@@ -8,19 +8,13 @@
 #ifndef FCDP_STAGING_H
 #define FCDP_STAGING_H
 
-#include "alloc/pages.h"
-#include "alloc/vrange.h"
 #include "comm/engine.h"
+#include "comm/lent.h"
 
 typedef struct fcdp_stream_set fcdp_stream_set;
 
 typedef struct fcdp_staging {
-    fcdp_lock lock;
-    pthread_cond_t released; /* `busy` became false */
-    bool busy;               /* guarded by lock: one thread uses or changes what follows, without the lock */
-    fcdp_vrange *range;      /* NULL: none yet */
-    fcdp_phys block;
-    size_t n_pages;
+    fcdp_lent pages; /* whoever has them has the buffer */
     unsigned n_idle; /* passes that have begun since it was used last */
     int next;        /* the half that the next gather takes */
     bool incomplete; /* a gather has failed half way: operations may be behind the events */

@@ -90,8 +90,8 @@ static void own_bases_push_out(const member *m, const mishap *what) {
     size_t n_pages[MOST], n_budget;
     int n = 0;
     (void)what;
-    MUST(own->range);
-    for (; own->range; n++) {
+    MUST(own->pages.range);
+    for (; own->pages.range; n++) {
         MUST(n < MOST);
         n_pages[n] = fcdp__pool_spare_pages(pool, &n_budget) + 1;
         MUST(!fcdp__pool_take_handle(pool, FCDP_HOLDER_GATHERED, n_pages[n], &handles[n]));
@@ -103,7 +103,7 @@ static void own_bases_push_out(const member *m, const mishap *what) {
 static void engine_sleep(const member *m, const mishap *what) {
     (void)what;
     MUST(!fcdp_engine_sleep(m->engine, m->stream));
-    MUST(!m->comm->set->own_bases.range);
+    MUST(!m->comm->set->own_bases.pages.range);
     fcdp_engine_wake(m->engine);
 }
 
