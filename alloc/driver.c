@@ -275,6 +275,17 @@ fcdp_status fcdp__driver_event_create_blocking(fcdp_driver *drv, fcdp_event *eve
     return event_create(drv, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC, event_out);
 }
 
+fcdp_status fcdp__driver_events_make_blocking(fcdp_driver *drv, fcdp_event *const *events, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        if (*events[i]) continue;
+        fcdp_status status = fcdp__driver_event_create_blocking(drv, events[i]);
+        if (!status) continue;
+        *events[i] = NULL;
+        return status;
+    }
+    return FCDP_OK;
+}
+
 void fcdp__driver_event_destroy(fcdp_driver *drv, fcdp_event event) {
     CUresult result = CALL(drv, cuEventDestroy_v2, event);
     if (result != CUDA_SUCCESS)

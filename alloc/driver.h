@@ -109,6 +109,9 @@ fcdp_status fcdp__driver_event_query(fcdp_driver *drv, fcdp_event event) FCDP_MU
 /* An event for host threads: fcdp__driver_event_sync sleeps. It wakes up tens of microseconds later than a
  * spin would. */
 fcdp_status fcdp__driver_event_create_blocking(fcdp_driver *drv, fcdp_event *event_out) FCDP_MUST_CHECK;
+/* Each that is NULL. Those that were made before a failure stay, for the next try. */
+fcdp_status fcdp__driver_events_make_blocking(fcdp_driver *drv, fcdp_event *const *events,
+                                              size_t n) FCDP_MUST_CHECK;
 
 /* Timing events, for measurements. A failure here fails nothing else and writes no text. */
 fcdp_status fcdp__driver_timer_create(fcdp_driver *drv, fcdp_event *event_out) FCDP_MUST_CHECK;

@@ -62,7 +62,7 @@ typedef enum fcdp_reclaimer {
     FCDP_N_RECLAIMERS
 } fcdp_reclaimer;
 /* How many of the taken pages are idle: they hold nothing that is missed, and the reclaimer would give them
- * back, unless a thread is at them. Called without the pool's lock. */
+ * back. Called without the pool's lock. */
 typedef size_t (*fcdp_idle_fn)(void *ctx);
 /* `reclaim` NULL removes the reclaimer. `idle` NULL: none of its pages are idle. Returns when no call of the
  * previous one is under way, so it must not be called from within one. */

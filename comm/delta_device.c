@@ -51,17 +51,9 @@ static fcdp_status staged_empty(const delta *d, fcdp_stream inter) {
     return status ? status : fcdp__pinned_destroy(drv, &d->scratch->staged);
 }
 
-/* Events that were made before a failure are kept for the next try. */
 static fcdp_status events_make(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
     fcdp_event *const events[] = {&scratch->fetched, &scratch->brought, &scratch->stored};
-    for (size_t i = 0; i < sizeof events / sizeof *events; i++) {
-        if (*events[i]) continue;
-        fcdp_status status = fcdp__driver_event_create_blocking(drv, events[i]);
-        if (!status) continue;
-        *events[i] = NULL;
-        return status;
-    }
-    return FCDP_OK;
+    return fcdp__driver_events_make_blocking(drv, events, sizeof events / sizeof *events);
 }
 
 static fcdp_status staged_reserve(const delta *d, fcdp_stream inter, size_t slots,

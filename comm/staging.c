@@ -100,22 +100,17 @@ int fcdp__staging_take(fcdp_stream_set *set, fcdp_dptr *half_out) {
     return half;
 }
 
-/* Events that were made before a failure are kept for the next try. */
 fcdp_status fcdp__staging_reserve(fcdp_stream_set *set, size_t half_bytes) {
     fcdp_staging *staging = &set->staging;
     fcdp_event *const events[] = {&staging->filled[0], &staging->filled[1], &staging->emptied[0],
                                   &staging->emptied[1]};
-    for (size_t i = 0; i < sizeof events / sizeof *events; i++) {
-        if (*events[i]) continue;
-        fcdp_status status = fcdp__driver_event_create_blocking(set->engine->drv, events[i]);
-        if (!status) continue;
-        *events[i] = NULL;
-        return status;
-    }
+    fcdp_status status = fcdp__driver_events_make_blocking(set->engine->drv, events,
+                                                           sizeof events / sizeof *events);
+    if (status) return status;
     size_t page_bytes = fcdp__driver_page_bytes(set->engine->drv);
     size_t n_pages = fcdp__round_up(2 * half_bytes, page_bytes) / page_bytes;
     if (staging->pages.range && staging->pages.n_pages >= n_pages) return FCDP_OK;
-    fcdp_status status = pages_free(set);
+    status = pages_free(set);
     return status ? status
                   : fcdp__lent_take(&staging->pages, set->engine->drv, set->engine->pool, n_pages, true);
 }
