@@ -185,6 +185,8 @@ typedef struct option_parser {
     X(DEVELOPMENT, "FCDP_SIM_RACES", "0|1", "",                                                              \
       "the simulated driver fails on accesses of two streams to the same bytes that nothing orders",         \
       NO_FIELD)                                                                                              \
+    X(DEVELOPMENT, "FCDP_SIM_SERIAL", "0|1", "",                                                             \
+      "the simulated driver runs host functions one after another, as CUDA may", NO_FIELD)                   \
     X(DEVELOPMENT, "FCDP_SIM_ROOT", "path", "",                                                              \
       "a directory that is put before /sys and /proc where NUMA nodes and CPUs are read for the simulated "  \
       "device: the machine that it describes",                                                               \

@@ -32,6 +32,7 @@ void simgpu_reset(void) {
     atomic_fetch_add(&sim.generation, 1);
     sim.settings_loaded = false;
     for (int i = 0; i < SIM_N_LINKS; i++) sim.link_free_ns[i] = 0;
+    sim.function_free_ns = 0;
     simgpu__fault_clear();
     sim_unlock();
     simgpu_blocking_reset();

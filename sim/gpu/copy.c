@@ -202,6 +202,7 @@ CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_
 
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *user_data) {
     struct sim_op op = {.work = SIM_HOST_FUNCTION, .function = function, .user_data = user_data};
+    op.stands_in = simgpu__stand_in_taken();
     simgpu__announced_take(&op); /* also when it is refused: what comes next is another function */
     CUresult refused = simgpu__enter(SIM_cuLaunchHostFunc);
     if (refused == CUDA_SUCCESS && !function) refused = CUDA_ERROR_INVALID_VALUE;

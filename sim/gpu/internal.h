@@ -258,6 +258,7 @@ struct sim_op {
     uint64_t finish_ns; /* its modelled end; 0: when the work itself is over */
     double core_times;  /* simgpu_set_core's, when it starts */
     uint64_t core_ns;   /* a host function's thread's time of a core, at its begin or as it said its end */
+    uint64_t stored_ns; /* the modelled time at which a thread stored what it waits for; 0: none did */
     bool waited;        /* it could not start when its turn came */
     bool running;       /* its memory is in use without the lock */
     enum sim_work work;
@@ -277,6 +278,7 @@ struct sim_op {
     CUhostFn function;       /* a host function, or a kernel's body */
     void *user_data;
     bool owns_user_data;
+    bool stands_in;             /* for a device: a host function that is none of the program's */
     struct sim_clock *host;     /* what the host knew when it enqueued this */
     char name[SIM_TEXT_BYTES];  /* a kernel's */
     char label[SIM_TEXT_BYTES]; /* the enqueuing thread's */
@@ -298,6 +300,8 @@ void simgpu__point_drop(struct sim_point *point);
 bool simgpu__stream_uses(uintptr_t address, size_t bytes, bool running_only);
 void simgpu__stream_wait_unused(uintptr_t address, size_t bytes);
 void simgpu__stream_sync_all(void);
+/* A thread of the program stores a word that streams may wait for, at a modelled time; wakes them. */
+void simgpu__stream_store_value(uint32_t *word, uint32_t value, uint64_t stored_ns);
 /* The host learns that the work so far of the stream, or of all streams, is over. */
 void simgpu__stream_host_learns(const struct sim_stream *stream);
 void simgpu__stream_host_learns_all(void);
@@ -322,12 +326,16 @@ void simgpu__work_perform(struct sim_op *op);
 /* Where a running host function is, see simgpu_here_ns; on its thread. */
 uint64_t simgpu__work_here_ns(const struct sim_op *op);
 uint64_t simgpu__core_ns(void);
+/* Sleeps until then, or until work is dropped; without the lock. */
+void simgpu__until_ns(uint64_t finish_ns);
 bool simgpu__work_value_reached(const struct sim_op *op);
 /* False: too many, or no addresses. */
 bool simgpu__accesses_take(struct sim_op *op, const struct simgpu_access *accesses, unsigned n);
 /* What the calling thread announced for its next host function; the caller frees op->announced, or a stream
  * that the op is pushed on. */
 void simgpu__announced_take(struct sim_op *op);
+/* Did it say so of its next host function? */
+bool simgpu__stand_in_taken(void);
 static inline const struct simgpu_access *simgpu__accesses_of(const struct sim_op *op) {
     return op->announced ? op->announced : op->accesses;
 }
@@ -338,6 +346,11 @@ void simgpu__text_set(char text[SIM_TEXT_BYTES], const char *from);
 
 const char *simgpu__op_name(const struct sim_op *op);
 const char *simgpu__label(void); /* the calling thread's */
+
+/* ---- work of the program's threads (thread.c), as simgpu_here_ns and simgpu_end_at ---- */
+
+uint64_t simgpu__thread_here_ns(void);
+void simgpu__thread_end_at(uint64_t end_ns);
 
 /* ---- modules (module.c) ---- */
 
@@ -356,6 +369,8 @@ void simgpu__order_start(struct sim_position *position, const struct sim_op *op)
 void simgpu__order_write_value(const struct sim_position *position, struct sim_key key, uint32_t value,
                                bool barrier);
 void simgpu__order_wait_value(struct sim_position *position, struct sim_key key, uint32_t value);
+/* A thread of the program stores the value there. It tells nothing of what is over. */
+void simgpu__order_store_value(struct sim_key key, uint32_t value);
 /* Whether all that the operation touches is ordered with what touched it before; if not, a line on stderr
  * says so. */
 bool simgpu__order_check(const struct sim_position *position, const struct sim_op *op,
@@ -392,12 +407,15 @@ struct sim_state {
     bool races;
     unsigned n_queues; /* hardware queues that streams share; 0: each has its own */
     bool strict;       /* SIMGPU_RACES_STRICT */
+    bool serial;       /* host functions run one after another */
+    bool in_function;  /* one runs */
     bool goes_on;      /* SIMGPU_RACES_GO_ON */
     size_t capacity_bytes;
     size_t used_bytes;          /* sum of the bytes of physical device memory alive */
     double memory_bytes_per_ns; /* 0: as fast as memory, as is link_bytes_per_ns */
     double link_bytes_per_ns;
     double core_times;
+    uint64_t function_free_ns; /* the last one's end */
     uint64_t link_free_ns[SIM_N_LINKS];
 };
 

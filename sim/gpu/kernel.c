@@ -76,6 +76,18 @@ int simgpu_announce(const struct simgpu_access *accesses, unsigned n) {
     return CUDA_SUCCESS;
 }
 
+static _Thread_local bool stands_in;
+
+void simgpu_stand_in(void) {
+    stands_in = true;
+}
+
+bool simgpu__stand_in_taken(void) {
+    bool taken = stands_in;
+    stands_in = false;
+    return taken;
+}
+
 void simgpu__announced_take(struct sim_op *op) {
     op->announced = announced.accesses;
     op->n_accesses = announced.n;

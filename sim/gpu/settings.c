@@ -79,6 +79,13 @@ static bool parse_races(const char *text) {
     return true;
 }
 
+static bool parse_serial(const char *text) {
+    bool on = strcmp(text, "1") == 0;
+    if (!on && strcmp(text, "0") != 0) return complain("FCDP_SIM_SERIAL", text, "0 or 1");
+    sim.serial = on;
+    return true;
+}
+
 static bool parse_queues(const char *text) {
     unsigned long n;
     const char *rest;
@@ -108,9 +115,11 @@ bool simgpu__settings_load(void) {
         sim.poison = false;
         races_set(0);
         sim.n_queues = 0;
+        sim.serial = false;
         sim.settings_valid = apply("FCDP_SIM_CAPACITY", parse_capacity) &&
                              apply("FCDP_SIM_PCIE", parse_pcie) && apply("FCDP_SIM_FAIL", parse_fail) &&
                              apply("FCDP_SIM_POISON", parse_poison) && apply("FCDP_SIM_RACES", parse_races) &&
+                             apply("FCDP_SIM_SERIAL", parse_serial) &&
                              apply("CUDA_DEVICE_MAX_CONNECTIONS", parse_queues) &&
                              apply("FCDP_SIM_TIMELINE", begin_timeline);
     }
@@ -140,6 +149,15 @@ void simgpu_set_queues(unsigned n) {
     simgpu__settings_load();
     sim_lock();
     sim.n_queues = n < SIM_MAX_QUEUES ? n : SIM_MAX_QUEUES;
+    pthread_cond_broadcast(&sim.progress);
+    sim_unlock();
+}
+
+void simgpu_set_serial(int on) {
+    if (simgpu__forked()) return;
+    simgpu__settings_load();
+    sim_lock();
+    sim.serial = on;
     pthread_cond_broadcast(&sim.progress);
     sim_unlock();
 }

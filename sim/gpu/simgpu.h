@@ -12,6 +12,7 @@
  *   FCDP_SIM_FAIL      NAME:N[:CODE]: the N-th call of NAME (`any`: of any entry point) fails with CODE
  *   (default 999) FCDP_SIM_POISON    1: fresh physical memory is filled with 0xA5, so that reading a page
  *   never written shows FCDP_SIM_RACES     1: simgpu_set_races FCDP_SIM_TIMELINE  PATH: simgpu_timeline_begin
+ *   FCDP_SIM_SERIAL    1: simgpu_set_serial
  *   CUDA_DEVICE_MAX_CONNECTIONS   simgpu_set_queues; CUDA's own default is 8
  * A malformed one makes cuInit fail with CUDA_ERROR_INVALID_VALUE, after one line on stderr that names it.
  *
@@ -61,6 +62,13 @@ SIMGPU_API void simgpu_set_core(double times);
 /* Streams share so many hardware queues (at most 32) in turn, as they were created, and wait for each other
  * there: stream.c. 0, at first: each has its own, as where several ranks are one process. */
 SIMGPU_API void simgpu_set_queues(unsigned n);
+
+/* Host functions run one after another, in any order that their streams have, as cuLaunchHostFunc allows. 0,
+ * at first: each stream's beside the others'. */
+SIMGPU_API void simgpu_set_serial(int on);
+/* The calling thread's next host function stands for what a device does, such as a collective's kernel: it is
+ * none of those. */
+SIMGPU_API void simgpu_stand_in(void);
 
 /* The n-th call from now (1: the next) of `entry` fails with `code` and has no other effect; then the fault
  * is spent, but CUDA_ERROR_ILLEGAL_ADDRESS is the context's from there on. NULL or "any": of any entry point.
@@ -173,6 +181,16 @@ SIMGPU_API void simgpu_end_at(uint64_t end_ns);
  * its begin, or behind the end that it said last. 0 elsewhere. So it may do several things that take modelled
  * time, one after another. */
 SIMGPU_API uint64_t simgpu_here_ns(void);
+
+/* A host function hands its work to a thread of the program, and its stream waits for a word
+ * (cuStreamWaitValue32). In the host function: it takes no modelled time. Returns when it could start. */
+SIMGPU_API uint64_t simgpu_work_hand(void);
+/* In the thread: the work begins then, or when the thread's last work ended, if that is later. simgpu_here_ns
+ * and simgpu_end_at are the thread's from here on, and simgpu_set_core applies. */
+SIMGPU_API void simgpu_work_begin(uint64_t from_ns);
+/* It ends, and stores the word at its modelled end, from when the stream goes on. That orders nothing: all
+ * that the work did counts as the host function's, which the stream is behind. */
+SIMGPU_API void simgpu_word_store(uint32_t *word, uint32_t value);
 
 /* ---- kernels of modules ---- */
 

@@ -17,7 +17,7 @@
  * stream or from stream to stream, while nothing ever ends before its modelled time. What takes no set time
  * ends when it is done. Another process may write a value, and its modelled time is not known: a value
  * that is there when the stream comes to wait for it counts as there all along, and one that comes later as
- * written when it was seen.
+ * written when it was seen. What a thread of this process stores (simgpu_word_store) has its modelled time.
  */
 #include <errno.h>
 #include <limits.h>
@@ -34,7 +34,7 @@
 
 /* How often a waiting stream looks at memory that something other than a stream may write, since such a write
  * wakes no thread. */
-#define VALUE_LOOK_NS 200000
+#define VALUE_LOOK_NS 2000000
 
 /* head..tail is the queue; the head stays there while it runs. */
 struct sim_stream {
@@ -128,11 +128,25 @@ static bool is_held_up(const struct sim_stream *stream, uint64_t seq) {
     return false;
 }
 
+static bool is_function(const struct sim_op *op) {
+    return sim.serial && op->work == SIM_HOST_FUNCTION && !op->stands_in;
+}
+
 static bool may_start(const struct sim_stream *stream, const struct sim_op *op) {
     if (!is_ordered(stream, op->seq) || is_held_up(stream, op->seq)) return false;
     if (op->work == SIM_WAIT_POINT) return op->waits_for->done;
+    if (is_function(op)) return !sim.in_function;
     if (op->work == SIM_WAIT_VALUE) return !simgpu__work_is_legal(op) || simgpu__work_value_reached(op);
     return true;
+}
+
+static uint32_t value_at(uintptr_t address) {
+    return __atomic_load_n((const uint32_t *)address, __ATOMIC_ACQUIRE);
+}
+
+static void value_store(uint32_t *word, uint32_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+    (void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); /* wait_for_turn */
 }
 
 /* A value in memory can be written by anything, without a word: it is looked at again and again. A stream
@@ -143,7 +157,7 @@ static void wait_for_turn(const struct sim_op *op) {
         return;
     }
     const struct timespec pause = {.tv_nsec = VALUE_LOOK_NS};
-    uint32_t seen = __atomic_load_n((const uint32_t *)op->src, __ATOMIC_ACQUIRE);
+    uint32_t seen = value_at(op->src);
     sim_unlock();
     (void)syscall(SYS_futex, op->src, FUTEX_WAIT, seen, &pause, NULL, 0);
     sim_lock();
@@ -167,9 +181,13 @@ static uint64_t later(uint64_t a, uint64_t b) {
 /* The modelled time from when the operation could run: after what is before it on its stream, what it waits
  * for, and what the null stream's order puts before it. */
 static uint64_t ready_ns(const struct sim_stream *stream, const struct sim_op *op) {
-    if (op->work == SIM_WAIT_VALUE && op->waited) return simgpu__now_ns();
     uint64_t ready = later(stream->free_ns, op->enqueued_ns);
+    if (op->work == SIM_WAIT_VALUE) {
+        if (op->waited && !op->stored_ns) return simgpu__now_ns();
+        ready = later(ready, op->stored_ns);
+    }
     if (op->waits_for) ready = later(ready, op->waits_for->end_ns);
+    if (is_function(op)) ready = later(ready, sim.function_free_ns);
     if (sim.n_queues) ready = later(ready, queue_ns[stream->queue % sim.n_queues]);
     if (stream->non_blocking) return ready;
     ready = later(ready, null_stream.free_ns);
@@ -198,11 +216,9 @@ static void order_value(struct sim_stream *stream, const struct sim_op *op) {
     if (op->work == SIM_WRITE_VALUE) {
         bool barrier = !(op->flags & CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER);
         simgpu__order_write_value(&stream->position, simgpu__vspace_key(op->dst), op->value, barrier);
-        __atomic_store_n((uint32_t *)op->dst, op->value, __ATOMIC_RELEASE);
-        (void)syscall(SYS_futex, op->dst, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); /* wait_for_turn */
+        value_store((uint32_t *)op->dst, op->value);
     } else if (op->work == SIM_WAIT_VALUE) {
-        uint32_t value = __atomic_load_n((const uint32_t *)op->src, __ATOMIC_ACQUIRE);
-        simgpu__order_wait_value(&stream->position, simgpu__vspace_key(op->src), value);
+        simgpu__order_wait_value(&stream->position, simgpu__vspace_key(op->src), value_at(op->src));
     }
 }
 
@@ -255,10 +271,14 @@ static void run_head(struct sim_stream *stream) {
         if (!takes_no_time(op)) { /* it runs from here; what only waits has waited */
             begin_ns = simgpu__now_ns();
             op->running = true;
+            bool is_serial = is_function(op);
+            if (is_serial) sim.in_function = true;
             if (sim.n_queues) pthread_cond_broadcast(&sim.progress);
             sim_unlock();
             simgpu__work_perform(op);
             sim_lock();
+            if (is_serial) sim.in_function = false;
+            if (is_serial && op->finish_ns > op->ready_ns) sim.function_free_ns = op->finish_ns;
         }
         if (shows(op) && simgpu__timeline_is_on())
             simgpu__timeline_op(op, begin_ns, stream->row, stream->name, &stream->named_in);
@@ -335,6 +355,7 @@ CUresult simgpu__stream_push(struct sim_stream *stream, const struct sim_op *op)
     *queued = *op;
     queued->next = NULL;
     queued->running = queued->waited = false;
+    queued->stored_ns = 0;
     queued->seq = ++last_seq;
     queued->enqueued_ns = simgpu__now_ns();
     queued->host = simgpu__clock_keep(simgpu__order_host());
@@ -349,6 +370,30 @@ CUresult simgpu__stream_push(struct sim_stream *stream, const struct sim_op *op)
     stream->tail = queued;
     pthread_cond_signal(&stream->work);
     return CUDA_SUCCESS;
+}
+
+/* ---- words that threads of the program store ---- */
+
+/* Of what waits until the word is at least a value: it may not see that one, when its thread wakes up late,
+ * but one that was stored after it. */
+static void note_reached(const struct sim_stream *stream, const uint32_t *word, uint64_t stored_ns) {
+    for (struct sim_op *op = stream->head; op; op = op->next)
+        if (op->work == SIM_WAIT_VALUE && op->flags == CU_STREAM_WAIT_VALUE_GEQ &&
+            op->src == (uintptr_t)word && !op->stored_ns && simgpu__work_value_reached(op))
+            op->stored_ns = stored_ns ? stored_ns : op->enqueued_ns;
+}
+
+/* stored_ns 0: what is there has been, since before they were enqueued. */
+static void all_note_reached(const uint32_t *word, uint64_t stored_ns) {
+    note_reached(&null_stream, word, stored_ns);
+    for (const struct sim_stream *stream = streams; stream; stream = stream->next)
+        note_reached(stream, word, stored_ns);
+}
+
+void simgpu__stream_store_value(uint32_t *word, uint32_t value, uint64_t stored_ns) {
+    all_note_reached(word, 0);
+    value_store(word, value);
+    all_note_reached(word, stored_ns);
 }
 
 /* ---- uses of memory ---- */
@@ -422,13 +467,21 @@ uint64_t simgpu_ready_ns(void) {
 }
 
 void simgpu_end_at(uint64_t end_ns) {
+    if (!working) simgpu__thread_end_at(end_ns);
     if (!working || !working->head) return;
     working->head->finish_ns = end_ns;
     working->head->core_ns = simgpu__core_ns();
 }
 
+uint64_t simgpu_work_hand(void) {
+    uint64_t ready_ns = simgpu_ready_ns();
+    simgpu_end_at(ready_ns);
+    return ready_ns;
+}
+
 uint64_t simgpu_here_ns(void) {
-    return working && working->head ? simgpu__work_here_ns(working->head) : 0;
+    if (!working) return simgpu__thread_here_ns();
+    return working->head ? simgpu__work_here_ns(working->head) : 0;
 }
 
 struct sim_position *simgpu__stream_position(void) {

@@ -96,7 +96,7 @@ uint64_t simgpu__link_book(const struct sim_op *op) {
 }
 
 /* In short steps, so that a reset, or an error, need not wait for a long operation. */
-static void until_ns(uint64_t finish_ns) {
+void simgpu__until_ns(uint64_t finish_ns) {
     for (uint64_t now; !simgpu__work_is_dropped() && (now = simgpu__now_ns()) < finish_ns;) {
         uint64_t until = finish_ns - now > LONGEST_SLEEP_NS ? now + LONGEST_SLEEP_NS : finish_ns;
         struct timespec at = {.tv_sec = (time_t)(until / 1000000000u),
@@ -147,5 +147,5 @@ void simgpu__work_perform(struct sim_op *op) {
         break;
     default: break; /* what takes no time is done under the lock */
     }
-    until_ns(op->finish_ns);
+    simgpu__until_ns(op->finish_ns);
 }

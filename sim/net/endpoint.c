@@ -48,6 +48,7 @@ static void symbols_find(simnet_endpoint *endpoint) {
     *(void **)&endpoint->observe = fcdp__driver_sim_symbol(endpoint->drv, "simgpu_observe");
     *(void **)&endpoint->launch = fcdp__driver_sim_symbol(endpoint->drv, "simgpu_launch");
     *(void **)&endpoint->announce = fcdp__driver_sim_symbol(endpoint->drv, "simgpu_announce");
+    *(void **)&endpoint->stand_in = fcdp__driver_sim_symbol(endpoint->drv, "simgpu_stand_in");
 }
 
 /* The rank is announced last: from then on others may wait for it. */
@@ -65,7 +66,7 @@ fcdp_status simnet_attach(simnet_fabric *fabric, uint32_t rank, fcdp_driver *drv
     endpoint->rank = rank;
     symbols_find(endpoint);
     if (!endpoint->ready_ns || !endpoint->here_ns || !endpoint->end_at || !endpoint->signal ||
-        !endpoint->observe || !endpoint->launch || !endpoint->announce) {
+        !endpoint->observe || !endpoint->launch || !endpoint->announce || !endpoint->stand_in) {
         free(endpoint);
         return fcdp__fail(FCDP_ERR_UNSUPPORTED, "simnet needs the simulated driver, FCDP_DRIVER=sim");
     }
@@ -213,6 +214,7 @@ static void announce(const simnet_op *op, fcdp_stream stream) {
                                                                         i != op->comm->me};
         }
     (void)endpoint->announce(touch.accesses, touch.n_accesses);
+    endpoint->stand_in();
 }
 
 /* The fault that was asked for, if it is this operation's; under the lock. */

@@ -121,6 +121,7 @@ struct simnet_endpoint {
     void (*observe)(const void *key);
     int (*launch)(void *stream, const struct simgpu_kernel *kernel);
     int (*announce)(const struct simgpu_access *accesses, unsigned n);
+    void (*stand_in)(void);
 
     _Atomic uint32_t has_failed; /* status is set; also read without the lock */
     pthread_mutex_t lock;

@@ -162,6 +162,139 @@ static void host_functions_take_their_core_s_time(void **state) {
     assert_int_equal(simgpu_here_ns(), 0);
 }
 
+/* ---- work that host functions hand to threads ---- */
+
+enum { CORE_TIMES = 10 };
+
+/* Computes behind that, too, for a time that does not count. */
+struct hand_over {
+    sem_t there, *until; /* until: NULL, or what it then waits for */
+    uint64_t from_ns;
+    int core_ms;
+};
+
+static void hands_over(void *data) {
+    struct hand_over *hand_over = data;
+    hand_over->from_ns = simgpu_work_hand();
+    computes(&hand_over->core_ms);
+    sem_post(&hand_over->there);
+    while (hand_over->until && sem_wait(hand_over->until) != 0) continue;
+}
+
+static void hand_over(CUstream stream, struct hand_over *of) {
+    sem_init(&of->there, 0, 0);
+    of->core_ms = 2;
+    of->until = NULL;
+    OK(cuLaunchHostFunc(stream, hands_over, of));
+}
+
+static void take(struct hand_over *of) {
+    while (sem_wait(&of->there) != 0) continue;
+    simgpu_work_begin(of->from_ns);
+}
+
+/* What is enqueued from here on can start when the gate is opened, and from the gate on cores take their
+ * time. */
+static void hold(struct gate *gate, CUstream stream) {
+    gate_close(gate, stream);
+    gate_wait_entered(gate);
+    simgpu_set_core(CORE_TIMES);
+}
+
+static void a_host_function_that_hands_its_work_over_takes_no_time(void **state) {
+    (void)state;
+    CUstream stream = stream_make();
+    struct hand_over of;
+    struct gate gate;
+    uint64_t ready_ns[2];
+    hold(&gate, stream);
+    launch_stamped(stream, 1000, &ready_ns[0]);
+    hand_over(stream, &of);
+    launch_stamped(stream, 1, &ready_ns[1]);
+    gate_open(&gate);
+    OK(cuStreamSynchronize(stream));
+    assert_int_equal(of.from_ns, ready_ns[0] + 1000);
+    assert_int_equal(ready_ns[1], of.from_ns);
+    assert_int_equal(simgpu_work_hand(), 0); /* no host function */
+}
+
+/* A thread's three works. Two are handed over at the same time, so that the second begins at the first's end;
+ * the third so late that the thread is free. Their ends are known but for what the thread takes to ask. */
+static void a_thread_s_work_takes_its_core_s_time(void **state) {
+    (void)state;
+    enum { N = 3 };
+    CUstream streams[N] = {stream_make(), stream_make(), stream_make()}, before = stream_make();
+    uint32_t *words = host_make(PAGE, true);
+    struct hand_over of[N];
+    struct gate gate;
+    uint64_t ready_ns[N], from_ns[N], here_ns[N], behind_ns[N];
+    int core_ms = 2;
+    hold(&gate, before);
+    assert_int_equal(simgpu_here_ns(), 0);
+    for (int i = 0; i < N; i++) {
+        order(before, streams[i]);
+        if (i == N - 1) launch_for(streams[i], 300 * MS);
+        hand_over(streams[i], &of[i]);
+        OK(cuStreamWaitValue32_v2(streams[i], (uintptr_t)&words[i], 5, CU_STREAM_WAIT_VALUE_GEQ));
+        launch_stamped(streams[i], 1, &ready_ns[i]);
+    }
+    gate_open(&gate);
+    for (int i = 0; i < N; i++) {
+        take(&of[i]);
+        from_ns[i] = simgpu_here_ns();
+        computes(&core_ms);
+        if (i == 1) simgpu_end_at(simgpu_here_ns() + 30 * MS);
+        here_ns[i] = simgpu_here_ns();
+        REFUSED(cuStreamQuery(streams[i]), CUDA_ERROR_NOT_READY);
+        simgpu_word_store(&words[i], 5);
+        behind_ns[i] = simgpu_here_ns();
+        assert_true(now_ns() >= here_ns[i]);
+        assert_int_equal(words[i], 5);
+    }
+    OK(cuCtxSynchronize());
+    for (int i = 0; i < N; i++) {
+        assert_true(here_ns[i] >= from_ns[i] + (uint64_t)core_ms * CORE_TIMES * MS + (i == 1 ? 30 * MS : 0));
+        assert_true(ready_ns[i] >= here_ns[i] && ready_ns[i] <= behind_ns[i]);
+    }
+    assert_int_equal(of[0].from_ns, of[1].from_ns);
+    assert_true(from_ns[0] >= of[0].from_ns && from_ns[0] < of[0].from_ns + 10 * MS);
+    assert_true(from_ns[1] >= ready_ns[0] && from_ns[1] < ready_ns[0] + 10 * MS);
+    assert_true(behind_ns[1] < of[2].from_ns);
+    assert_true(from_ns[2] >= of[2].from_ns && from_ns[2] < of[2].from_ns + 10 * MS);
+    OK(cuMemHostUnregister(words));
+    host_destroy(words, PAGE);
+}
+
+/* The stream sees the word only when the thread has stored a later number there. */
+static void a_stream_goes_on_from_when_its_number_was_stored(void **state) {
+    (void)state;
+    CUstream stream = stream_make();
+    uint32_t *word = host_make(PAGE, true);
+    sem_t late;
+    struct hand_over of = {.until = &late};
+    struct gate gate;
+    uint64_t ready_ns, first_ns;
+    sem_init(&late, 0, 0);
+    sem_init(&of.there, 0, 0);
+    hold(&gate, stream);
+    OK(cuLaunchHostFunc(stream, hands_over, &of));
+    OK(cuStreamWaitValue32_v2(stream, (uintptr_t)word, 1, CU_STREAM_WAIT_VALUE_GEQ));
+    launch_stamped(stream, 1, &ready_ns);
+    gate_open(&gate);
+    take(&of);
+    simgpu_word_store(word, 1);
+    first_ns = simgpu_here_ns();
+    simgpu_end_at(first_ns + 50 * MS);
+    simgpu_word_store(word, 2);
+    sem_post(&late);
+    OK(cuStreamSynchronize(stream));
+    assert_true(ready_ns >= of.from_ns && ready_ns <= first_ns);
+    OK(cuMemHostUnregister(word));
+    host_destroy(word, PAGE);
+}
+
+/* ---- several streams ---- */
+
 static void kernels_of_two_streams_run_at_once(void **state) {
     (void)state;
     CUstream streams[2] = {stream_make(), stream_make()};
@@ -329,6 +462,9 @@ int main(void) {
         test(values_that_are_there_take_no_time),
         test(copies_within_the_device_take_their_rate),
         test(host_functions_take_their_core_s_time),
+        test(a_host_function_that_hands_its_work_over_takes_no_time),
+        test(a_thread_s_work_takes_its_core_s_time),
+        test(a_stream_goes_on_from_when_its_number_was_stored),
         test(kernels_of_two_streams_run_at_once),
         test(an_idle_stream_saves_no_time_up),
         test(the_null_stream_waits_for_kernels_of_blocking_streams),

@@ -312,6 +312,50 @@ static void an_answer_to_a_query_orders_nothing_where_races_are_strict(void **st
     }
 }
 
+static void signal_and_post(void *semaphore) {
+    simgpu_signal(semaphore);
+    sem_post(semaphore);
+}
+
+/* A thread of the program stores the word. What the work touched counts as the host function's, so the stream
+ * is behind it, and what waits for the stream; one that waits for the same word alone is not. (It would be,
+ * if anything else stored the word, as the host function has signalled.) */
+static void a_word_of_a_thread_orders_the_stream_of_its_host_function_alone(void **state) {
+    (void)state;
+    static const struct {
+        int races, how; /* 0: on the stream; 1: behind an event of it; 2: behind the same word alone */
+        bool reports;
+    } rows[] = {{SIMGPU_RACES_STRICT, 0, false}, {SIMGPU_RACES_STRICT, 1, false},
+                {SIMGPU_RACES_STRICT, 2, true},  {SIMGPU_RACES, 0, false},
+                {SIMGPU_RACES, 1, false},        {SIMGPU_RACES, 2, true}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        sem_t done;
+        uint32_t *word = host_make(4096, false);
+        unsigned char *host = host_make(4096, false);
+        world_make();
+        OK(cuMemHostRegister_v2(word, 4096, CU_MEMHOSTREGISTER_DEVICEMAP));
+        OK(cuMemHostRegister_v2(host, 4096, CU_MEMHOSTREGISTER_DEVICEMAP));
+        simgpu_set_races(rows[i].races);
+        sem_init(&done, 0, 0);
+        OK(simgpu_announce(&(struct simgpu_access){(uintptr_t)host, 64, 1}, 1));
+        OK(cuLaunchHostFunc(w.first, signal_and_post, &done));
+        OK(cuStreamWaitValue32_v2(w.first, (uintptr_t)word, 1, CU_STREAM_WAIT_VALUE_GEQ));
+        CUstream stream = rows[i].how ? w.second : w.first;
+        OK(cuEventRecord(w.event, w.first));
+        if (rows[i].how == 1) OK(cuStreamWaitEvent(w.second, w.event, 0));
+        if (rows[i].how == 2)
+            OK(cuStreamWaitValue32_v2(w.second, (uintptr_t)word, 1, CU_STREAM_WAIT_VALUE_GEQ));
+        OK(cuMemcpyHtoDAsync_v2(w.pages.at, host, 64, stream));
+        while (sem_wait(&done) != 0) continue;
+        simgpu_word_store(word, 1);
+        assert_int_equal(cuCtxSynchronize(), rows[i].reports ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS);
+        assert_int_equal(unordered_now().races, rows[i].reports);
+        simgpu_reset();
+        host_destroy(word, 4096);
+        host_destroy(host, 4096);
+    }
+}
+
 static void a_report_need_not_end_the_device(void **state) {
     (void)state;
     world_make();
@@ -392,6 +436,7 @@ int main(void) {
         test(values_do_not_race_with_values),
         test(an_unmap_that_is_lucky_is_a_race),
         test(an_answer_to_a_query_orders_nothing_where_races_are_strict),
+        test(a_word_of_a_thread_orders_the_stream_of_its_host_function_alone),
         test(a_report_need_not_end_the_device),
         test(a_wait_is_counted_and_left_out),
         test(the_environment_looks_for_races),

@@ -129,6 +129,9 @@ static int what_a_forked_child_gets(CUdeviceptr at) {
     if (can_read(at) && *bytes_at(at) == STAMP) return 5;
     simgpu_reset(); /* nothing of the parent's is touched */
     if (cuInit(0) != CUDA_ERROR_NOT_INITIALIZED) return 6;
+    uint32_t word = 0;
+    simgpu_word_store(&word, 1);
+    if (word) return 8;
     return live_now().handles == 0 ? 0 : 7;
 }
 
