@@ -326,6 +326,10 @@ static fcdp_status no_values(const fcdp_driver *drv, const char *name) {
                       drv->ordinal, name);
 }
 
+bool fcdp__driver_has_values(const fcdp_driver *drv) {
+    return drv->api.cuStreamWriteValue32_v2 && drv->api.cuStreamWaitValue32_v2;
+}
+
 fcdp_status fcdp__driver_write_value32(fcdp_driver *drv, fcdp_stream stream, fcdp_dptr word, uint32_t value) {
     if (!drv->api.cuStreamWriteValue32_v2) return no_values(drv, "cuStreamWriteValue32");
     CUresult result = CALL(drv, cuStreamWriteValue32_v2, stream, word.addr, value,
@@ -357,6 +361,22 @@ void fcdp__driver_annotate(fcdp_driver *drv, const char *label) {
 
 void fcdp__driver_stream_name(fcdp_driver *drv, fcdp_stream stream, const char *name) {
     if (drv->sim.stream_name) drv->sim.stream_name(stream, name);
+}
+
+uint64_t fcdp__driver_work_hand(const fcdp_driver *drv) {
+    return drv->sim.work_hand ? drv->sim.work_hand() : 0;
+}
+
+void fcdp__driver_work_begin(const fcdp_driver *drv, uint64_t from_ns) {
+    if (drv->sim.work_begin) drv->sim.work_begin(from_ns);
+}
+
+/* Its partners: the device's wait, and on the simulated device an acquire. */
+void fcdp__driver_word_store(const fcdp_driver *drv, uint32_t *word, uint32_t value) {
+    if (drv->sim.word_store)
+        drv->sim.word_store(word, value);
+    else
+        __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
 void fcdp__driver_announce(fcdp_driver *drv, const fcdp_access *accesses, size_t n) {

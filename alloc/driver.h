@@ -136,6 +136,8 @@ fcdp_status fcdp__driver_write_value32(fcdp_driver *drv, fcdp_stream stream, fcd
                                        uint32_t value) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_wait_value32(fcdp_driver *drv, fcdp_stream stream, fcdp_dptr word,
                                       uint32_t value) FCDP_MUST_CHECK;
+/* Can streams of this driver do both? */
+bool fcdp__driver_has_values(const fcdp_driver *drv);
 /* Where the device sees a byte of pinned host memory: on most devices at the same address. */
 fcdp_status fcdp__driver_host_dptr(fcdp_driver *drv, void *host, fcdp_dptr *at_out) FCDP_MUST_CHECK;
 
@@ -199,6 +201,13 @@ void fcdp__driver_annotate(fcdp_driver *drv, const char *label);
 void fcdp__driver_stream_name(fcdp_driver *drv, fcdp_stream stream, const char *name);
 /* Declare what the calling thread's next host function reads and writes. It is checked like a copy. */
 void fcdp__driver_announce(fcdp_driver *drv, const fcdp_access *accesses, size_t n);
+/* Modelled times, so that a thread which does a host function's work takes as long as that would: the running
+ * host function hands it over (returns the time; 0 on CUDA), and the calling thread's begins, no sooner. */
+uint64_t fcdp__driver_work_hand(const fcdp_driver *drv);
+void fcdp__driver_work_begin(const fcdp_driver *drv, uint64_t from_ns);
+/* On CUDA too: a store with release, which ends that work. What the calling thread has written before is
+ * there for what a stream does behind fcdp__driver_wait_value32. */
+void fcdp__driver_word_store(const fcdp_driver *drv, uint32_t *word, uint32_t value);
 /* A function of the simulated driver by its name, for tools beside it; NULL: no such function, or CUDA. */
 void *fcdp__driver_sim_symbol(const fcdp_driver *drv, const char *name);
 

@@ -153,6 +153,9 @@ struct sim_calls {
     int (*stream_name)(void *stream, const char *name);
     int (*announce)(const struct simgpu_access *accesses, unsigned n);
     int (*module_define)(const struct simgpu_module *module);
+    uint64_t (*work_hand)(void);
+    void (*work_begin)(uint64_t from_ns);
+    void (*word_store)(uint32_t *word, uint32_t value);
 };
 
 struct fcdp_driver {
