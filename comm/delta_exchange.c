@@ -175,7 +175,7 @@ static void next_decide(delta *d) {
 static fcdp_status exchange(delta *d, void *buffer, size_t bytes, double *ns_out) {
     const fcdp_transport *transport = &d->comm->transport;
     uint64_t start_ns = fcdp__now_ns();
-    fcdp_status status = transport->exchange(transport->ctx, FCDP_LANE_INTER, buffer, bytes);
+    fcdp_status status = transport->exchange(transport->ctx, FCDP_CHANNEL_TURN, buffer, bytes);
     *ns_out = (double)(fcdp__now_ns() - start_ns);
     d->sent_bytes += (d->n - 1) * bytes;
     double latency_ns = d->comm->delta_rates.latency_ns / 2, moved = (double)((d->n - 1) * bytes);

@@ -1,11 +1,11 @@
 /* sockets.c - makes the connections among a lane's members.
  *
  * Of each two members the one with the higher index connects. It says hello, with the token of the card that
- * it has called and its own index; the other answers with the token of the caller's card. So both know whom
- * they have reached, also where a port has been taken over by another program since. One poll() serves all
- * of a member's connections, strangers' too, so none of them waits for another:
+ * it has called, its own index and the channel; the other answers with the token of the caller's card. So
+ * both know whom they have reached, also where a port has been taken over by another program since. One
+ * poll() serves all of a member's connections, strangers' too, so none of them waits for another:
  *
- *     n_contacts = members that are being called + callers that have not shown a token
+ *     n_contacts = connections that are being made + callers that have not shown a token
  */
 #include "comm/sockets.h"
 
@@ -27,7 +27,7 @@ static const uint64_t STRANGER_NS = 5000000000; /* for a hello, which a member s
 
 typedef struct hello {
     uint8_t token[FCDP_TOKEN_BYTES];
-    uint32_t from;
+    uint32_t from, channel;
 } hello;
 
 struct fcdp_listener {
@@ -47,8 +47,9 @@ typedef struct contact {
 typedef struct meeting {
     const fcdp_listener *listener;
     const fcdp_members *members;
+    uint32_t n_channels;
     const fcdp_card *cards;
-    int *fds; /* -1: not there yet */
+    int *fds; /* by channel, by member; -1: not there yet */
     uint32_t n_open;
     contact *contacts;
     struct pollfd *polled; /* the listener's, and one for each contact */
@@ -101,6 +102,10 @@ static fcdp_status call_failed(const meeting *m, const contact *c, int error) {
         m->members->ranks[c->member], text, error ? strerror(error) : "it hung up, or is another program");
 }
 
+static int *fd_of(const meeting *m, uint32_t channel, uint32_t member) {
+    return &m->fds[channel * m->members->n + member];
+}
+
 static contact *contact_add(meeting *m, int fd, int32_t member) {
     contact *c = &m->contacts[m->n_contacts++];
     *c = (contact){.fd = fd, .member = member, .until_ns = fcdp__now_ns() + STRANGER_NS};
@@ -119,18 +124,19 @@ static fcdp_status contact_done(meeting *m, contact *c) {
     int at_once = 1;
     if (setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &at_once, sizeof at_once))
         return fcdp__fail(FCDP_ERR_SYSTEM, "TCP_NODELAY: %s", strerror(errno));
-    m->fds[c->member] = c->fd;
+    *fd_of(m, c->out.channel, (uint32_t)c->member) = c->fd;
     m->n_open++;
     contact_remove(m, c, false);
     return FCDP_OK;
 }
 
-static fcdp_status call(meeting *m, uint32_t member) {
+static fcdp_status call(meeting *m, uint32_t member, uint32_t channel) {
     const struct sockaddr_storage *to = &m->cards[member].at;
     int fd = socket(to->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return fcdp__fail(FCDP_ERR_SYSTEM, "no socket: %s", strerror(errno));
     contact *c = contact_add(m, fd, (int32_t)member);
     c->calls = true;
+    c->out.channel = channel;
     memcpy(c->out.token, m->cards[member].token, FCDP_TOKEN_BYTES);
     if (!connect(fd, (const struct sockaddr *)to, fcdp__interface_bytes(to)) || errno == EINPROGRESS ||
         errno == EINTR)
@@ -145,12 +151,13 @@ static bool token_is(const uint8_t *token, const uint8_t *wanted) {
     return !differs;
 }
 
-/* A caller's hello: the answer to it, or false. */
+/* A caller's hello: the answer to it, or false. Its place may be taken before the answer is sent. */
 static bool hello_accept(const meeting *m, contact *c) {
-    bool is_callers = c->in.from > m->members->me && c->in.from < m->members->n;
-    if (!token_is(c->in.token, m->listener->card.token) || !is_callers || m->fds[c->in.from] >= 0)
-        return false;
+    bool is_callers = c->in.from > m->members->me && c->in.from < m->members->n &&
+                      c->in.channel < m->n_channels;
+    if (!token_is(c->in.token, m->listener->card.token) || !is_callers) return false;
     c->member = (int32_t)c->in.from;
+    c->out.channel = c->in.channel;
     memcpy(c->out.token, m->cards[c->in.from].token, FCDP_TOKEN_BYTES);
     return true;
 }
@@ -170,6 +177,7 @@ static int contact_move(const meeting *m, contact *c) {
     }
     bool sends = c->calls || c->received == sizeof c->in;
     if (sends && c->sent < sizeof c->out) {
+        if (*fd_of(m, c->out.channel, (uint32_t)c->member) >= 0) return -1;
         ssize_t sent = send(c->fd, (const char *)&c->out + c->sent, sizeof c->out - c->sent,
                             MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent < 0) return would_block(sent) ? 0 : errno;
@@ -183,7 +191,7 @@ static int contact_move(const meeting *m, contact *c) {
         if (c->received < sizeof c->in) return 0;
         if (!c->calls) return hello_accept(m, c) ? contact_move(m, c) : -1;
         bool is_it = token_is(c->in.token, m->cards[m->members->me].token) &&
-                     c->in.from == (uint32_t)c->member;
+                     c->in.from == (uint32_t)c->member && c->in.channel == c->out.channel;
         return is_it ? 0 : -1;
     }
     return 0;
@@ -220,11 +228,18 @@ static fcdp_status callers_take(meeting *m) {
 
 /* ---- the meeting ---- */
 
+static bool is_there(const meeting *m, uint32_t member) {
+    bool is_there = true;
+    for (uint32_t channel = 0; channel < m->n_channels && member != m->members->me; channel++)
+        is_there = is_there && *fd_of(m, channel, member) >= 0;
+    return is_there;
+}
+
 static fcdp_status too_late(const meeting *m, double timeout_s) {
     char text[512] = "", at[FCDP_ADDRESS_TEXT_BYTES];
     for (uint32_t i = 0; i < m->members->n; i++) {
         size_t end = strlen(text);
-        if (i == m->members->me || m->fds[i] >= 0) continue;
+        if (is_there(m, i)) continue;
         fcdp__interface_text(i < m->members->me ? &m->cards[i].at : &m->listener->card.at, at);
         snprintf(text + end, sizeof text - end, "%srank %u (%s %s)", end ? ", " : "", m->members->ranks[i],
                  i < m->members->me ? "called at" : "is to call", at);
@@ -256,8 +271,9 @@ static fcdp_status wait(meeting *m, uint64_t until_ns) {
 static fcdp_status meet(meeting *m, double timeout_s) {
     uint64_t until_ns = fcdp__now_ns() + (uint64_t)(timeout_s * 1e9);
     fcdp_status status = FCDP_OK;
-    for (uint32_t i = 0; i < m->members->me && !status; i++) status = call(m, i);
-    while (!status && m->n_open + 1 < m->members->n) {
+    for (uint32_t channel = 0; channel < m->n_channels; channel++)
+        for (uint32_t i = 0; i < m->members->me && !status; i++) status = call(m, i, channel);
+    while (!status && m->n_open < m->n_channels * (m->members->n - 1)) {
         uint64_t now_ns = fcdp__now_ns();
         if (now_ns >= until_ns) return too_late(m, timeout_s);
         status = wait(m, until_ns);
@@ -273,21 +289,21 @@ static fcdp_status meet(meeting *m, double timeout_s) {
     return status;
 }
 
-fcdp_status fcdp__sockets_connect(fcdp_listener *listener, const fcdp_members *members,
+fcdp_status fcdp__sockets_connect(fcdp_listener *listener, const fcdp_members *members, uint32_t n_channels,
                                   const fcdp_card *cards, double timeout_s, int *fds_out) {
-    size_t most = (size_t)members->n + MAX_STRANGERS;
-    meeting m = {.listener = listener, .members = members, .cards = cards};
+    size_t n = (size_t)members->n * n_channels, most = n + MAX_STRANGERS;
+    meeting m = {.listener = listener, .members = members, .n_channels = n_channels, .cards = cards};
     m.contacts = calloc(most, sizeof *m.contacts);
     m.polled = calloc(1 + most, sizeof *m.polled);
-    m.fds = malloc(members->n * sizeof *m.fds);
-    for (uint32_t i = 0; i < members->n && m.fds; i++) m.fds[i] = -1;
+    m.fds = malloc(n * sizeof *m.fds);
+    for (size_t i = 0; i < n && m.fds; i++) m.fds[i] = -1;
     fcdp_status status = m.contacts && m.polled && m.fds
                              ? meet(&m, timeout_s)
                              : fcdp__fail(FCDP_ERR_SYSTEM, "no memory for %u connections", members->n);
     for (uint32_t i = 0; i < m.n_contacts; i++) close(m.contacts[i].fd);
-    for (uint32_t i = 0; i < members->n && m.fds && status; i++)
+    for (size_t i = 0; i < n && m.fds && status; i++)
         if (m.fds[i] >= 0) close(m.fds[i]);
-    if (!status) memcpy(fds_out, m.fds, members->n * sizeof *m.fds);
+    if (!status) memcpy(fds_out, m.fds, n * sizeof *m.fds);
     free(m.contacts);
     free(m.polled);
     free(m.fds);

@@ -1,4 +1,4 @@
-/* sockets.h - TCP connections among the members of a lane, one for each two of them.
+/* sockets.h - TCP connections among the members of a lane: of each two of them, one for each channel.
  *
  *     fcdp__sockets_listen on every member -> its card; the caller brings every card to every member
  *     -> fcdp__sockets_connect on every member, a collective of them
@@ -33,10 +33,10 @@ fcdp_status fcdp__sockets_listen(const struct sockaddr_storage *address,
                                  fcdp_listener **listener_out) FCDP_MUST_CHECK;
 /* Valid as long as the listener. */
 const fcdp_card *fcdp__sockets_card(const fcdp_listener *listener);
-/* `cards`: of all members, in their order. fds_out: members->n descriptors of connections that do not block,
- * the caller's to close; [me] is -1. Returns within timeout_s, with all of them or none.
- * FCDP_ERR_TIMEOUT: a member did not come. */
-fcdp_status fcdp__sockets_connect(fcdp_listener *listener, const fcdp_members *members,
+/* `cards`: of all members, in their order. n_channels: the same on all. fds_out: n_channels times members->n
+ * descriptors of connections that do not block, channel by channel, the caller's to close; those of `me` are
+ * -1. Returns within timeout_s, with all of them or none. FCDP_ERR_TIMEOUT: a member did not come. */
+fcdp_status fcdp__sockets_connect(fcdp_listener *listener, const fcdp_members *members, uint32_t n_channels,
                                   const fcdp_card *cards, double timeout_s, int *fds_out) FCDP_MUST_CHECK;
 /* Its connections stay. NULL: nothing. */
 void fcdp__sockets_close(fcdp_listener *listener);

@@ -23,6 +23,16 @@ typedef enum fcdp_lane {
     FCDP_N_LANES
 } fcdp_lane;
 
+/* Of exchanges of host memory, which go on beside each other and beside a lane's collectives, between the
+ * members of FCDP_LANE_INTER. */
+typedef enum fcdp_channel {
+    FCDP_CHANNEL_TURN, /* those of a gather that has the lane's turn */
+    /* what follows when the turn has passed on, in the order of the turns: of every second gather */
+    FCDP_CHANNEL_VERDICT_0,
+    FCDP_CHANNEL_VERDICT_1,
+    FCDP_N_CHANNELS
+} fcdp_channel;
+
 /* One all-gather in place: member i of the lane owns the `bytes` at `at + i * stride_bytes`, and all hold all
  * of them when it is done. stride_bytes >= bytes. */
 typedef struct fcdp_part {
@@ -38,10 +48,12 @@ typedef struct fcdp_transport {
      * failure later on is what `check` says, and what follows on the stream runs nevertheless. */
     fcdp_status (*all_gather)(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream,
                               fcdp_event turn);
-    /* Called by a host function on a stream of the lane's, in the lane's turn: all-gathers host memory, of
-     * which member i owns the `bytes` at `buffer + i * bytes`, and returns when all hold all of it. A failure
-     * is what `check` says from here on, and each later exchange returns one at once. NULL: it cannot. */
-    fcdp_status (*exchange)(void *ctx, fcdp_lane lane, void *buffer, size_t bytes);
+    /* All-gathers host memory, of which member i owns the `bytes` at `buffer + i * bytes`, and returns when
+     * all hold all of it. Those of a channel are called one after another, by a thread that streams wait for
+     * (alloc/worker.h), or in host functions. A failure is what `check` says from here on, and each later
+     * exchange returns one at once, on any channel. NULL: it cannot. */
+    fcdp_status (*exchange)(void *ctx, fcdp_channel channel, void *buffer, size_t bytes);
+    bool all_channels; /* on all channels; else on the first alone */
     /* Why it cannot, for the line that says so; read while the comm is made alone. NULL: nothing to add. */
     const char *why_no_exchange;
     /* The first failure of what was enqueued, with its text; FCDP_OK: none so far. Any thread. */

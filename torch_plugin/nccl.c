@@ -94,9 +94,8 @@ static fcdp_status pair_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *p
     return nccl->all_gather(nccl->ctx, lane, parts, n, stream, turn);
 }
 
-static fcdp_status pair_exchange(void *ctx, fcdp_lane lane, void *buffer, size_t bytes) {
-    FCDP_CHECK(1, lane == FCDP_LANE_INTER);
-    return fcdp__exchange_run(((pair *)ctx)->beside, buffer, bytes);
+static fcdp_status pair_exchange(void *ctx, fcdp_channel channel, void *buffer, size_t bytes) {
+    return fcdp__exchange_run(((pair *)ctx)->beside, channel, buffer, bytes);
 }
 
 static fcdp_status pair_check(void *ctx) {
@@ -135,6 +134,7 @@ static bool pair_make(fcdp_transport *table, fcdp_exchange *beside) {
     *table = (fcdp_transport){.ctx = p,
                               .all_gather = pair_all_gather,
                               .exchange = pair_exchange,
+                              .all_channels = true,
                               .check = pair_check,
                               .abort = pair_abort,
                               .missing = pair_missing,

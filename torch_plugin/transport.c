@@ -161,7 +161,7 @@ static operation *operation_make(binding_transport *transport, fcdp_lane lane, c
     return op;
 }
 
-/* ---- host functions, on a thread of the stream's ---- */
+/* ---- what streams wait for: host functions, and exchanges by a worker (alloc/worker.h) ---- */
 
 /* Between the parts and the buffer: this rank's own share to it, or everybody else's from it. */
 static void parts_move(const operation *op, bool own) {
@@ -215,8 +215,10 @@ static void finish_run(void *arg) {
     free(op);
 }
 
-static fcdp_status python_exchange(void *ctx, fcdp_lane lane, void *buffer, size_t bytes) {
+static fcdp_status python_exchange(void *ctx, fcdp_channel channel, void *buffer, size_t bytes) {
     binding_transport *transport = ctx;
+    const fcdp_lane lane = FCDP_LANE_INTER;
+    FCDP_CHECK(1, channel == FCDP_CHANNEL_TURN);
     if (!has_failed(transport)) {
         PyGILState_STATE gil = python_enter();
         PyObject *begun = python_begin(transport, lane, buffer, bytes);

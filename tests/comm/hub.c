@@ -43,6 +43,7 @@ void hub_init(hub *h, uint32_t n_nodes, uint32_t node_size) {
     for (uint32_t i = 0; i < HUB_MAX_RANKS; i++) {
         pthread_barrier_init(&h->heads[i], NULL, node_size);
         lane_init(&h->inter[i], n_nodes, i, node_size);
+        for (int k = 0; k < 2; k++) lane_init(&h->verdicts[k][i], n_nodes, i, node_size);
         lane_init(&h->node[i], node_size, i * node_size, 1);
     }
 }
@@ -51,6 +52,7 @@ void hub_destroy(hub *h) {
     for (uint32_t i = 0; i < HUB_MAX_RANKS; i++) {
         pthread_barrier_destroy(&h->heads[i]);
         pthread_cond_destroy(&h->inter[i].changed);
+        for (int k = 0; k < 2; k++) pthread_cond_destroy(&h->verdicts[k][i].changed);
         pthread_cond_destroy(&h->node[i].changed);
     }
     pthread_mutex_destroy(&h->mutex);
@@ -191,6 +193,7 @@ static void accesses_say(const hub_call *call, uint32_t n, fcdp_stream stream) {
                                                                         call->parts[i].bytes, m != call->me};
         }
     (void)simgpu_announce(touch.accesses, touch.n_accesses);
+    simgpu_stand_in();
 }
 
 static void launch_note(hub_call *call, fcdp_lane lane) {
@@ -250,22 +253,24 @@ static void exchange_spoil(const hub_call *call) {
     buffer[at < call->me * call->bytes ? at : at + call->bytes] ^= 0x10;
 }
 
-/* On the stream's thread, within a host function. */
-static fcdp_status hub_exchange(void *ctx, fcdp_lane lane, void *buffer, size_t bytes) {
+/* On the stream's thread, or a worker's. */
+static fcdp_status hub_exchange(void *ctx, fcdp_channel channel, void *buffer, size_t bytes) {
     hub_port *port = ctx;
     hub *h = port->hub;
     fcdp_status failed = hub_check(port);
     if (failed) return failed;
     bool fails = atomic_fetch_add(&h->n_calls, 1) + 1 == atomic_load(&h->fail_at);
     hub_call *call = calloc(1, sizeof *call + sizeof *call->parts);
-    *call = (hub_call){.port = port, .lane = lane_of(port, lane), .n = 1, .bytes = bytes, .fault = -1};
-    call->me = lane == FCDP_LANE_NODE ? port->topology.local : port->topology.node;
+    *call = (hub_call){.port = port, .n = 1, .bytes = bytes, .fault = -1, .me = port->topology.node};
+    call->lane = channel == FCDP_CHANNEL_TURN
+                     ? lane_of(port, FCDP_LANE_INTER)
+                     : &h->verdicts[channel - FCDP_CHANNEL_VERDICT_0][port->topology.local];
     call->parts[0] = (fcdp_part){{(uintptr_t)buffer}, bytes, bytes};
     if (fails) call->fault = atomic_load(&h->fault);
     if (call->fault == HUB_REFUSED) call->fault = HUB_FAILS_EVERYWHERE; /* the others have begun it */
     if (h->abreast && bytes == sizeof(fcdp_delta_head)) pthread_barrier_wait(&h->heads[port->topology.node]);
     call_run(call);
-    if (lane != FCDP_LANE_NODE) atomic_fetch_add(&h->inter_bytes_sent, (h->n_nodes - 1) * bytes);
+    atomic_fetch_add(&h->inter_bytes_sent, (h->n_nodes - 1) * bytes);
     pthread_mutex_lock(&h->mutex);
     if (!port->failure) exchange_spoil(call);
     pthread_mutex_unlock(&h->mutex);
@@ -275,8 +280,11 @@ static fcdp_status hub_exchange(void *ctx, fcdp_lane lane, void *buffer, size_t 
 
 /* With the mutex. */
 static void lanes_break(hub_port *port) {
-    for (int lane = 0; lane < FCDP_N_LANES; lane++) {
-        hub_lane *l = lane_of(port, (fcdp_lane)lane);
+    hub_lane *const lanes[] = {lane_of(port, FCDP_LANE_INTER), lane_of(port, FCDP_LANE_NODE),
+                               &port->hub->verdicts[0][port->topology.local],
+                               &port->hub->verdicts[1][port->topology.local]};
+    for (size_t i = 0; i < sizeof lanes / sizeof *lanes; i++) {
+        hub_lane *l = lanes[i];
         l->broken = l->broken || !port->hub->silent;
         pthread_cond_broadcast(&l->changed);
     }
@@ -325,6 +333,7 @@ fcdp_transport hub_transport(hub_port *port) {
     return (fcdp_transport){.ctx = port,
                             .all_gather = hub_all_gather,
                             .exchange = hub_exchange,
+                            .all_channels = true,
                             .check = hub_check,
                             .abort = hub_abort,
                             .missing = hub_missing,

@@ -68,8 +68,9 @@ struct hub {
     /* A node's ranks come to the heads of differences together (delta.h): each has looked at its base before
      * any stores what comes. For ranks of which none fails */
     bool abreast;
-    pthread_barrier_t heads[HUB_MAX_RANKS];             /* by node */
-    hub_lane inter[HUB_MAX_RANKS], node[HUB_MAX_RANKS]; /* by local index, by node */
+    pthread_barrier_t heads[HUB_MAX_RANKS];                    /* by node */
+    hub_lane inter[HUB_MAX_RANKS], verdicts[2][HUB_MAX_RANKS]; /* by local index */
+    hub_lane node[HUB_MAX_RANKS];                              /* by node */
     _Atomic long n_calls, fail_at; /* fail_at: the number of the call that fails, from 1; 0: none */
     _Atomic int fault;
     /* exchanges of more than 64 bytes; the number of the one of which a rank gets a byte wrong; 0: none */

@@ -9,9 +9,10 @@
 #include <unistd.h>
 
 #include "comm/sockets.h"
+#include "comm/transport.h"
 #include "tests/assert_ok.h"
 
-enum { LANE_MOST = 5 };
+enum { LANE_MOST = 5, LANE_FDS = LANE_MOST * FCDP_N_CHANNELS };
 static const uint32_t lane_ranks[LANE_MOST] = {10, 11, 12, 13, 14}; /* no member's index */
 
 static inline struct sockaddr_storage lane_address(bool is_v6) {
@@ -36,7 +37,8 @@ typedef struct lane_caller {
     fcdp_members members;
     const fcdp_card *cards;
     double limit_s;
-    int fds[LANE_MOST];
+    uint32_t n_channels;
+    int fds[LANE_FDS];
     fcdp_status status;
     char text[FCDP_TEXT_BYTES];
     pthread_t thread;
@@ -44,7 +46,7 @@ typedef struct lane_caller {
 
 static inline void *lane_call(void *arg) {
     lane_caller *c = arg;
-    c->status = fcdp__sockets_connect(c->listener, &c->members, c->cards, c->limit_s, c->fds);
+    c->status = fcdp__sockets_connect(c->listener, &c->members, c->n_channels, c->cards, c->limit_s, c->fds);
     strcpy(c->text, c->status ? fcdp_error_text() : "");
     return NULL;
 }
@@ -62,14 +64,15 @@ static inline void lane_listen(uint32_t n, bool is_v6, fcdp_listener **listeners
     }
 }
 
-/* Connected: fds[i][k] is member i's connection to k. */
-static inline void lane_make(uint32_t n, bool is_v6, int fds[LANE_MOST][LANE_MOST]) {
+/* Connected: fds[i][c * n + k] is member i's connection to k on channel c. */
+static inline void lane_make(uint32_t n, uint32_t n_channels, bool is_v6, int fds[LANE_MOST][LANE_FDS]) {
     fcdp_listener *listeners[LANE_MOST];
     fcdp_card cards[LANE_MOST];
     lane_caller callers[LANE_MOST];
     lane_listen(n, is_v6, listeners, cards);
     for (uint32_t i = 0; i < n; i++) {
-        callers[i] = (lane_caller){listeners[i], {n, i, lane_ranks}, cards, .limit_s = 60};
+        callers[i] = (lane_caller){
+            listeners[i], {n, i, lane_ranks}, cards, .limit_s = 60, .n_channels = n_channels};
         lane_call_begin(&callers[i]);
     }
     for (uint32_t i = 0; i < n; i++) {

@@ -94,6 +94,17 @@ static void the_loopback_is_the_last_choice(void **state) {
 
 /* ---- strangers ---- */
 
+typedef struct hello {
+    uint8_t token[FCDP_TOKEN_BYTES];
+    uint32_t from, channel;
+} hello;
+
+static hello hello_to(const fcdp_card *card, uint32_t from, uint32_t channel) {
+    hello h = {.from = from, .channel = channel};
+    memcpy(h.token, card->token, sizeof h.token);
+    return h;
+}
+
 static int call_as_stranger(const fcdp_card *card, const void *words, size_t bytes) {
     int fd = socket(card->at.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_int_equal(connect(fd, (const struct sockaddr *)&card->at, fcdp__interface_bytes(&card->at)), 0);
@@ -108,28 +119,26 @@ static void strangers_change_nothing(void **state) {
     fcdp_card cards[LANE_MOST];
     lane_caller callers[LANE_MOST];
     int strangers[N_STRANGERS], files = lane_files();
-    struct {
-        uint8_t token[FCDP_TOKEN_BYTES];
-        uint32_t from;
-    } hello = {.from = 1};
     lane_listen(N, false, listeners, cards);
     for (int i = 0; i < N_STRANGERS; i++) { /* all there before the members */
-        memcpy(hello.token, cards[0].token, sizeof hello.token);
-        hello.from = i % 5 == 0 ? 0 : i % 5 == 1 ? N : 1;
-        if (i % 5 == 2) hello.token[FCDP_TOKEN_BYTES - 1] ^= 1;
-        if (i % 5 == 3) memcpy(hello.token, "GET / HTTP/1.1\r\n", sizeof hello.token);
-        strangers[i] = call_as_stranger(&cards[0], &hello,
-                                        i % 5 == 4 ? (size_t)(i % sizeof hello) : sizeof hello);
+        int fault = i % 7;
+        hello h = hello_to(&cards[0], fault == 0 ? 0 : fault == 1 ? N : 1, (uint32_t)i % FCDP_N_CHANNELS);
+        if (fault == 2) h.token[FCDP_TOKEN_BYTES - 1] ^= 1;
+        if (fault == 3) memcpy(h.token, "GET / HTTP/1.1\r\n", sizeof h.token);
+        if (fault == 4) h.channel = FCDP_N_CHANNELS;
+        if (fault == 5) h.channel = UINT32_MAX;
+        strangers[i] = call_as_stranger(&cards[0], &h, fault == 6 ? (size_t)i % sizeof h : sizeof h);
     }
     for (uint32_t i = 0; i < N; i++) {
-        callers[i] = (lane_caller){listeners[i], {N, i, lane_ranks}, cards, .limit_s = 60};
+        callers[i] = (lane_caller){
+            listeners[i], {N, i, lane_ranks}, cards, .limit_s = 60, .n_channels = FCDP_N_CHANNELS};
         lane_call_begin(&callers[i]);
     }
     for (uint32_t i = 0; i < N; i++) {
         pthread_join(callers[i].thread, NULL);
         if (callers[i].status) fail_msg("member %u: %s", i, callers[i].text);
-        for (uint32_t k = 0; k < N; k++)
-            if (k != i) close(callers[i].fds[k]);
+        for (uint32_t k = 0; k < N * FCDP_N_CHANNELS; k++)
+            if (k % N != i) close(callers[i].fds[k]);
         fcdp__sockets_close(listeners[i]);
     }
     for (int i = 0; i < N_STRANGERS; i++) {
@@ -149,16 +158,16 @@ static void another_program_is_not_taken_for_a_member(void **state) {
     const fcdp_members members = {2, 1, lane_ranks};
     lane_listen(2, false, listeners, cards);
     fcdp__sockets_close(listeners[0]);
-    assert_int_equal(fcdp__sockets_connect(listeners[1], &members, cards, 60, fds), FCDP_ERR_PEER);
+    assert_int_equal(fcdp__sockets_connect(listeners[1], &members, 1, cards, 60, fds), FCDP_ERR_PEER);
     assert_says(fcdp_error_text(), "cannot connect to rank 10 at 127.0.0.1:");
     assert_says(fcdp_error_text(), "Connection refused; GLOO_SOCKET_IFNAME");
     struct sockaddr_storage address = lane_address(false);
-    lane_caller other = {.members = {2, 0, lane_ranks}, .cards = cards, .limit_s = 60};
+    lane_caller other = {.members = {2, 0, lane_ranks}, .cards = cards, .n_channels = 1};
     assert_ok(fcdp__sockets_listen(&address, &other.listener));
     cards[0].at = fcdp__sockets_card(other.listener)->at; /* with the token of the one that has gone */
     other.limit_s = 1;
     lane_call_begin(&other);
-    assert_int_equal(fcdp__sockets_connect(listeners[1], &members, cards, 60, fds), FCDP_ERR_PEER);
+    assert_int_equal(fcdp__sockets_connect(listeners[1], &members, 1, cards, 60, fds), FCDP_ERR_PEER);
     assert_says(fcdp_error_text(), "it hung up, or is another program");
     pthread_join(other.thread, NULL);
     assert_int_equal(other.status, FCDP_ERR_TIMEOUT);
@@ -168,6 +177,90 @@ static void another_program_is_not_taken_for_a_member(void **state) {
     assert_int_equal(lane_files(), files);
 }
 
+/* Whose answer to a hello this is; -1: none came. */
+static int answer_of(int fd, const fcdp_card *card, uint32_t channel) {
+    hello h;
+    ssize_t got = recv(fd, &h, sizeof h, MSG_WAITALL);
+    if (got <= 0) return -1;
+    assert_int_equal(got, sizeof h);
+    assert_memory_equal(h.token, card->token, sizeof h.token);
+    assert_int_equal(h.channel, channel);
+    return (int)h.from;
+}
+
+/* By one that knows the secret. */
+static void a_channel_is_taken_once(void **state) {
+    (void)state;
+    fcdp_listener *listeners[LANE_MOST];
+    fcdp_card cards[LANE_MOST];
+    int files = lane_files(), called[FCDP_N_CHANNELS];
+    lane_listen(2, false, listeners, cards);
+    lane_caller c = {listeners[0], {2, 0, lane_ranks}, cards, .limit_s = 60, .n_channels = FCDP_N_CHANNELS};
+    lane_call_begin(&c);
+    for (uint32_t k = FCDP_N_CHANNELS; k-- > 0;) {
+        const hello h = hello_to(&cards[0], 1, k);
+        called[k] = call_as_stranger(&cards[0], &h, sizeof h);
+        assert_int_equal(answer_of(called[k], &cards[1], k), 0);
+        if (!k) break; /* it has all */
+        int again = call_as_stranger(&cards[0], &h, sizeof h);
+        assert_int_equal(answer_of(again, &cards[1], k), -1);
+        close(again);
+    }
+    pthread_join(c.thread, NULL);
+    assert_int_equal(c.status, FCDP_OK);
+    for (uint32_t k = 0; k < FCDP_N_CHANNELS; k++) { /* each under its number */
+        char byte;
+        assert_int_equal(c.fds[2 * k], -1);
+        assert_int_equal(send(c.fds[2 * k + 1], &(char){(char)k}, 1, MSG_NOSIGNAL), 1);
+        assert_int_equal(read(called[k], &byte, 1), 1);
+        assert_int_equal(byte, k);
+        close(c.fds[2 * k + 1]);
+        close(called[k]);
+    }
+    for (uint32_t i = 0; i < 2; i++) fcdp__sockets_close(listeners[i]);
+    assert_int_equal(lane_files(), files);
+}
+
+/* The other end answers for another channel, or as another member. */
+static void an_answer_is_for_the_channel_that_called(void **state) {
+    (void)state;
+    for (int fault = 0; fault < 3; fault++) {
+        fcdp_listener *listeners[LANE_MOST];
+        fcdp_card cards[LANE_MOST];
+        int files = lane_files(), answered[FCDP_N_CHANNELS];
+        lane_listen(2, false, listeners, cards);
+        struct sockaddr_storage address = lane_address(false);
+        socklen_t bytes = sizeof address;
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof(struct sockaddr_in)), 0);
+        assert_int_equal(listen(fd, FCDP_N_CHANNELS), 0);
+        assert_int_equal(getsockname(fd, (struct sockaddr *)&cards[0].at, &bytes), 0);
+        lane_caller c = {
+            listeners[1], {2, 1, lane_ranks}, cards, .limit_s = 60, .n_channels = FCDP_N_CHANNELS};
+        lane_call_begin(&c);
+        for (uint32_t k = 0; k < FCDP_N_CHANNELS; k++) {
+            hello in, out;
+            answered[k] = accept(fd, NULL, NULL);
+            assert_int_equal(recv(answered[k], &in, sizeof in, MSG_WAITALL), sizeof in);
+            assert_memory_equal(in.token, cards[0].token, sizeof in.token);
+            assert_int_equal(in.from, 1);
+            out = hello_to(&cards[1], fault == 2,
+                           fault == 1 ? (in.channel + 1) % FCDP_N_CHANNELS : in.channel);
+            send(answered[k], &out, sizeof out, MSG_NOSIGNAL);
+        }
+        pthread_join(c.thread, NULL);
+        assert_int_equal(c.status, fault ? FCDP_ERR_PEER : FCDP_OK);
+        if (fault) assert_says(c.text, "it hung up, or is another program");
+        for (uint32_t k = 0; k < FCDP_N_CHANNELS; k++) {
+            close(answered[k]);
+            if (!fault) close(c.fds[2 * k]);
+        }
+        close(fd);
+        for (uint32_t i = 0; i < 2; i++) fcdp__sockets_close(listeners[i]);
+        assert_int_equal(lane_files(), files);
+    }
+}
+
 static void members_that_do_not_come_are_named(void **state) {
     (void)state;
     fcdp_listener *listeners[LANE_MOST];
@@ -175,7 +268,7 @@ static void members_that_do_not_come_are_named(void **state) {
     int fds[3], files = lane_files();
     const fcdp_members members = {3, 1, lane_ranks};
     lane_listen(3, false, listeners, cards);
-    assert_int_equal(fcdp__sockets_connect(listeners[1], &members, cards, 0.1, fds), FCDP_ERR_TIMEOUT);
+    assert_int_equal(fcdp__sockets_connect(listeners[1], &members, 1, cards, 0.1, fds), FCDP_ERR_TIMEOUT);
     assert_says(fcdp_error_text(), "to rank 10 (called at 127.0.0.1:");
     assert_says(fcdp_error_text(), ", rank 12 (is to call 127.0.0.1:");
     for (uint32_t i = 0; i < 3; i++) fcdp__sockets_close(listeners[i]);
@@ -257,11 +350,66 @@ static fcdp_status live(life *l, char *buffer) {
                                                 &exchange);
     if (status) return status;
     memset(buffer + l->me * EXCHANGED, 'a' + (int)l->me, EXCHANGED);
-    status = fcdp__exchange_run(exchange, buffer, EXCHANGED);
+    status = fcdp__exchange_run(exchange, FCDP_CHANNEL_VERDICT_1, buffer, EXCHANGED);
     fcdp__exchange_destroy(exchange);
     for (size_t i = 0; i < (size_t)MEMBERS * EXCHANGED && !status; i++)
         if (buffer[i] != (char)('a' + i / EXCHANGED)) return fcdp__fail(FCDP_ERR_INVALID, "other bytes");
     return status;
+}
+
+typedef struct late {
+    const fcdp_card *card;
+    int twins[2], called;
+} late;
+
+/* Once each of the twins has an answer or its end. */
+static void *late_main(void *arg) {
+    late *l = arg;
+    for (int i = 0; i < 2; i++) {
+        struct pollfd polled = {.fd = l->twins[i], .events = POLLIN};
+        poll(&polled, 1, -1);
+    }
+    const hello h = hello_to(l->card, 1, FCDP_N_CHANNELS - 1);
+    l->called = call_as_stranger(l->card, &h, sizeof h);
+    return NULL;
+}
+
+/* Two callers that know the secret, for one channel, and a signal at any of the calls. */
+static void a_channel_is_taken_once_whatever_a_signal_ends(void **state) {
+    (void)state;
+    int files = lane_files();
+    bool failed = true;
+    for (unsigned n = 1; failed; n++) {
+        fcdp_listener *listeners[LANE_MOST];
+        fcdp_card cards[LANE_MOST];
+        int called[FCDP_N_CHANNELS + 1], fds[2 * FCDP_N_CHANNELS];
+        const fcdp_members members = {2, 0, lane_ranks};
+        pthread_t thread;
+        lane_listen(2, false, listeners, cards);
+        for (uint32_t i = 0; i < FCDP_N_CHANNELS; i++) {
+            const hello h = hello_to(&cards[0], 1, i ? i - 1 : 0);
+            called[i] = call_as_stranger(&cards[0], &h, sizeof h);
+        }
+        late l = {.card = &cards[0], .twins = {called[0], called[1]}};
+        assert_int_equal(pthread_create(&thread, NULL, late_main, &l), 0);
+        n_until_failure = n;
+        interrupts = true;
+        fcdp_status status = fcdp__sockets_connect(listeners[0], &members, FCDP_N_CHANNELS, cards, 60, fds);
+        failed = !n_until_failure;
+        n_until_failure = 0;
+        pthread_join(thread, NULL);
+        called[FCDP_N_CHANNELS] = l.called;
+        assert_ok(status);
+        for (uint32_t k = 0; k < FCDP_N_CHANNELS; k++) assert_int_equal(close(fds[2 * k + 1]), 0);
+        int n_answered = 0;
+        for (uint32_t i = 0; i <= FCDP_N_CHANNELS; i++) {
+            n_answered += answer_of(called[i], &cards[1], i ? i - 1 : 0) == 0;
+            close(called[i]);
+        }
+        assert_int_equal(n_answered, FCDP_N_CHANNELS);
+        for (uint32_t i = 0; i < 2; i++) fcdp__sockets_close(listeners[i]);
+        assert_int_equal(lane_files(), files);
+    }
 }
 
 static void *live_main(void *arg) {
@@ -334,7 +482,10 @@ int main(void) {
         cmocka_unit_test(the_loopback_is_the_last_choice),
         cmocka_unit_test(strangers_change_nothing),
         cmocka_unit_test(another_program_is_not_taken_for_a_member),
+        cmocka_unit_test(a_channel_is_taken_once),
+        cmocka_unit_test(an_answer_is_for_the_channel_that_called),
         cmocka_unit_test(members_that_do_not_come_are_named),
+        cmocka_unit_test(a_channel_is_taken_once_whatever_a_signal_ends),
         cmocka_unit_test(whichever_call_fails_nothing_is_left),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

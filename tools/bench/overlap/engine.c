@@ -18,9 +18,9 @@ struct engine {
     fcdp_tree *tree;
     fcdp_group *groups[N_GROUPS];
     simnet_comm *lanes[FCDP_N_LANES];
-    fcdp_nccl *nccl;        /* NULL: the lanes are simnet's */
-    fcdp_transport carrier; /* with the codec: of all but exchanges */
-    simnet_comm *exchanges; /* of host memory, between the nodes */
+    fcdp_nccl *nccl;                         /* NULL: the lanes are simnet's */
+    fcdp_transport carrier;                  /* with the codec: of all but exchanges */
+    simnet_comm *exchanges[FCDP_N_CHANNELS]; /* of host memory, between the nodes */
 };
 
 /* ---- transport ---- */
@@ -79,9 +79,8 @@ static fcdp_status pair_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *p
     return carrier->all_gather(carrier->ctx, lane, parts, n, stream, turn);
 }
 
-static fcdp_status pair_exchange(void *ctx, fcdp_lane lane, void *buffer, size_t bytes) {
-    MUST(lane == FCDP_LANE_INTER);
-    return simnet_exchange(((rank *)ctx)->engine->exchanges, buffer, bytes);
+static fcdp_status pair_exchange(void *ctx, fcdp_channel channel, void *buffer, size_t bytes) {
+    return simnet_exchange(((rank *)ctx)->engine->exchanges[channel], buffer, bytes);
 }
 
 static fcdp_status pair_check(void *ctx) {
@@ -101,15 +100,18 @@ static void pair_destroy(void *ctx) {
     if (carrier->destroy) carrier->destroy(carrier->ctx);
 }
 
-/* The exchanges' communicator is one that NCCL's double makes none of its own over. */
+/* The exchanges' communicators are such that NCCL's double makes none of its own over them. */
 static fcdp_transport with_exchange(rank *r, fcdp_transport carrier) {
     enum { EXCHANGES = 3 };
     r->engine->carrier = carrier;
-    r->engine->exchanges = simnet_comm_get(r->endpoint, SIMNET_INTER, EXCHANGES);
-    MUST(r->engine->exchanges);
+    for (uint32_t channel = 0; channel < FCDP_N_CHANNELS; channel++) {
+        r->engine->exchanges[channel] = simnet_comm_get(r->endpoint, SIMNET_INTER, EXCHANGES + channel);
+        MUST(r->engine->exchanges[channel]);
+    }
     return (fcdp_transport){.ctx = r,
                             .all_gather = pair_all_gather,
                             .exchange = pair_exchange,
+                            .all_channels = true,
                             .check = pair_check,
                             .abort = pair_abort,
                             .destroy = pair_destroy};

@@ -32,7 +32,7 @@ bool scenario_run(const run_config *config, shared *s) {
     memset(s->results, 0, sizeof s->results);
     board_init(&s->board, N_RANKS);
     simnet_config net = {
-        .nodes = N_NODES, .ranks_per_node = NODE_SIZE, .staging_bytes = 1 << 20, .timeout_s = 60};
+        .nodes = N_NODES, .ranks_per_node = NODE_SIZE, .ids = 6, .staging_bytes = 1 << 20, .timeout_s = 60};
     if (simnet_create(&net, &fabric)) {
         fprintf(stderr, "%s\n", fcdp_error_text());
         return false;
