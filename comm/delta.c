@@ -1,10 +1,11 @@
 /* delta.c - which gathers bring differences, or rounded numbers, and how one is enqueued. What happens in it
  * is in delta_exchange.c.
  *
- * A gather is two host functions on its stream, around the wait for the lane's turn, and on a device mostly a
- * third one, which stores what came, on the stream of copies to the host. What they read and write lies in
- * device memory where the host computes, and else in page-locked memory, with copies before and behind
- * (delta_device.c).
+ * What the host does for a gather are stages in its stream's order: it encodes, then in the lane's turn the
+ * bytes cross; on a device they are decoded behind the turn, and mostly stored, on the stream of copies to
+ * the host. There workers do that (alloc/worker.h); where the host computes, host functions do, and decode in
+ * the turn. What they read and write lies in device memory where the host computes, and else in page-locked
+ * memory, with copies before and behind (delta_device.c).
  */
 #include "comm/delta.h"
 
@@ -75,7 +76,9 @@ static bool takes_base(const fcdp_comm *comm) {
     return comm->engine->options.codec != FCDP_CODEC_INT8;
 }
 
+/* No stage of it is under way, or will be; no stream has it. */
 static void delta_free(delta *d) {
+    for (int stage = 0; stage < FCDP_DELTA_N_STAGES; stage++) fcdp__worker_job_end(&d->jobs[stage]);
     free(d->heads);
     free(d);
 }
@@ -83,6 +86,8 @@ static void delta_free(delta *d) {
 /* What a gather kept on the device is the next one's. */
 static void delta_end(delta *d) {
     fcdp__own_bases_learn(d);
+    if (d->decodes_behind && d->decode_ns > 0)
+        fcdp__delta_rate_note(&d->comm->delta_rates.decode_behind_ns, d->decode_ns);
     delta_free(d);
 }
 
@@ -173,6 +178,7 @@ static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_de
     d->comm = comm;
     d->state = state;
     d->scratch = &comm->set->delta_scratch[which];
+    d->inter_index = which;
     d->object = cuts[0].group == cuts[n - 1].group ? fcdp__group_object(cuts[0].group) : 0;
     d->n = comm->topology.n_nodes;
     d->me = comm->topology.node;
@@ -180,6 +186,9 @@ static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_de
     d->encodes = !(d->by_gain && state->is_hopeless);
     d->rounds = comm->engine->options.codec == FCDP_CODEC_INT8;
     d->stores = way->stores;
+    d->may_decode_behind = !comm->engine->host_computes && comm->transport.all_channels &&
+                           fcdp__driver_has_values(comm->engine->drv);
+    heads[d->me].may_decode_behind = d->may_decode_behind;
     d->heads = heads;
     for (const fcdp_delta_cut *c = cuts; c < cuts + n; c++) {
         d->cuts[d->n_cuts++] = (cut){.group = c->group,
@@ -196,7 +205,7 @@ static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_de
     return d;
 }
 
-/* Where the host functions find each cut's bytes: with `staged`, all but a base in host memory there, and
+/* Where the stages find each cut's bytes: with `staged`, all but a base in host memory there, and
  * else in device memory. */
 static void rows_set(delta *d, const fcdp_delta_cut *cuts, fcdp_delta_staged *staged) {
     const fcdp_topology *topology = &d->comm->topology;
@@ -228,7 +237,7 @@ static void rows_set(delta *d, const fcdp_delta_cut *cuts, fcdp_delta_staged *st
     }
 }
 
-/* What the host functions read and write, for the simulated device's checks. Host memory that is page-locked
+/* What the stages read and write, for the simulated device's checks. Host memory that is page-locked
  * in part is not one range to it. */
 typedef struct access_list {
     fcdp_access *at; /* NULL: no memory for them */
@@ -309,6 +318,26 @@ static fcdp_status stores_await(const delta *d, fcdp_stream inter) {
 
 /* ---- one gather ---- */
 
+static fcdp_status workers_make(fcdp_stream_set *set) {
+    static const char *const names[FCDP_N_INTER] = {"fcdp-inter 0", "fcdp-inter 1"};
+    fcdp_status status = FCDP_OK;
+    for (int i = 0; i < FCDP_N_INTER && !status; i++)
+        if (!set->workers[i]) status = fcdp__worker_create(set->engine->drv, names[i], &set->workers[i]);
+    if (!status && !set->storer) status = fcdp__worker_create(set->engine->drv, "fcdp-store", &set->storer);
+    return status;
+}
+
+/* Where the host computes, a stream is a thread. */
+static fcdp_status stage_launch(delta *d, fcdp_delta_stage stage, fcdp_stream stream) {
+    static const fcdp_host_function functions[FCDP_DELTA_N_STAGES] = {
+        fcdp__delta_encode_run, fcdp__delta_cross_run, fcdp__delta_decode_run, fcdp__delta_store_run};
+    if (d->comm->engine->host_computes)
+        return fcdp__driver_host_function(d->comm->engine->drv, stream, functions[stage], d);
+    fcdp_stream_set *set = d->comm->set;
+    fcdp_worker *worker = stage == FCDP_DELTA_STORE ? set->storer : set->workers[d->inter_index];
+    return fcdp__worker_launch(worker, stream, functions[stage], d, &d->jobs[stage]);
+}
+
 /* `state`'s gather is the stream's from here on, whatever fails. */
 fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_delta_cut *cuts, size_t n,
                                const fcdp_delta_way *way) {
@@ -319,30 +348,38 @@ fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const f
     if (!d) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", cuts[0].group->name);
     bool stages = !comm->engine->host_computes;
     fcdp_delta_staged staged;
+    fcdp_status status = stages ? workers_make(comm->set) : FCDP_OK;
+    if (status) return status;
     if (stages) fcdp__delta_encoder_begin(d, cuts);
-    fcdp_status status = stages ? fcdp__delta_staged_reserve(d, inter, &staged) : FCDP_OK;
+    if (stages) status = fcdp__delta_staged_reserve(d, inter, &staged);
     if (!status) rows_set(d, cuts, stages ? &staged : NULL);
     if (!status && stages) status = fcdp__delta_shards_fetch(d, cuts, inter);
     if (stages) fcdp__delta_encoder_end(d, status);
     if (!status) status = stores_await(d, inter);
     if (!status) {
         announce(d, false);
-        status = fcdp__driver_host_function(drv, inter, fcdp__delta_encode_run, d);
+        status = stage_launch(d, FCDP_DELTA_ENCODE, inter);
     }
     if (!status && stages) status = fcdp__driver_stream_wait(drv, inter, d->scratch->brought);
     if (!status) d->span = fcdp__comm_span_begin(comm->set, FCDP_LANE_INTER, inter);
     if (!status) status = fcdp__driver_stream_wait(drv, inter, turn);
     if (!status) {
         announce(d, true);
-        status = fcdp__driver_host_function(drv, inter, fcdp__delta_cross_run, d);
+        status = stage_launch(d, FCDP_DELTA_CROSS, inter);
     }
     if (status)
         fcdp__trace_span_drop(fcdp__tiering_spans(comm->engine->tiering), d->span);
     else if (d->span.number)
-        fcdp__delta_span_end(d, inter, 0); /* the bytes are the host function's to say */
+        fcdp__delta_span_end(d, inter, 0); /* the bytes are the stage's to say */
     if (!status) status = fcdp__driver_event_record(drv, turn, inter);
     if (!status) fcdp__count(&comm->engine->counts, FCDP_COUNT_GATHER_CALLS, 1);
-    if (!status && way->bring != inter) status = fcdp__driver_stream_wait(drv, way->bring, turn);
+    if (!status && d->may_decode_behind) {
+        announce(d, true);
+        status = stage_launch(d, FCDP_DELTA_DECODE, inter);
+    }
+    if (!status && stages) status = fcdp__driver_event_record(drv, d->scratch->arrived, inter);
+    if (!status && way->bring != inter)
+        status = fcdp__driver_stream_wait(drv, way->bring, d->scratch->arrived);
     if (!status && stages) status = fcdp__delta_places_bring(d, cuts, way->bring);
     return status;
 }
@@ -351,17 +388,16 @@ static fcdp_status store_enqueue(void *gather, fcdp_stream d2h) {
     delta *d = gather;
     fcdp_driver *drv = d->comm->engine->drv;
     announce_store(d);
-    fcdp_status status = fcdp__driver_host_function(drv, d2h, fcdp__delta_store_run, d);
+    fcdp_status status = stage_launch(d, FCDP_DELTA_STORE, d2h);
     return status ? status : fcdp__driver_event_record(drv, d->scratch->stored, d2h);
 }
 
-/* Behind the turn, as no other gather has had one since. */
 fcdp_status fcdp__delta_store(fcdp_group *group, uint32_t span_mask) {
     return fcdp__region_store_by(group->region, span_mask, store_enqueue, group->delta.last,
-                                 group->comm->set->turn[FCDP_LANE_INTER]);
+                                 group->delta.last->scratch->arrived);
 }
 
-/* From here on no host function reads or writes what is not the gather's own. Where the device has failed,
+/* From here on no stage reads or writes what is not the gather's own. Where the device has failed,
  * one may be under way that no wait for the device has waited for: it ends as its exchange does. False: it
  * is done, and no stream has it. */
 static bool delta_cancel(delta *d) {

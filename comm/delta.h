@@ -7,12 +7,14 @@
  *     before the turn   this rank encodes its shards
  *     heads             an all-gather of a few words a member: the size of what it encoded, fingerprints of
  *                       the base of all members and of its shards
- *     differences       an all-gather of the largest size; decoded, and compared with the fingerprints
+ *     differences       an all-gather of the largest size
+ *     decoding          where the host does not compute the model, behind the turn; compared with the
+ *                       fingerprints
  *     verdict           an all-gather of a word a member: did the bytes of all come out right?
  *
  * All members see the same heads and verdicts, so they go on alike. If one of them has no base, or another
- * one, if its differences would be no smaller, or if what it decoded is wrong, the shards cross whole, in the
- * same turn. Bytes of a wrong base reach no use.
+ * one, or if its differences would be no smaller, the shards cross whole, in the same turn; if what a member
+ * decoded is wrong, they cross whole behind the verdict. Bytes of a wrong base reach no use.
  *
  * With FCDP_CODEC=auto, for models whose compute the host is, a group's differences cross only while all
  * members together expect to gain by it, from the rates of the link and of the codec that they have measured.
@@ -34,7 +36,7 @@
  * whose ranks restore the whole.
  *
  * By slices, other ranks of the node may have stored parts of the base (a gather of differences stores its
- * lane's pieces; any other, and a use's end, slices). The host function that encodes looks whether the words
+ * lane's pieces; any other, and a use's end, slices). The stage that encodes looks whether the words
  * of all of them say so, and waits for none: a rank that keeps the group on its device may never store it, so
  * then there is no base. What these ranks store of the next fill as slices, they store behind the node's
  * all-gather of it, to which this rank brings its pieces behind the gather, and so behind its last read of
@@ -46,11 +48,21 @@
 #include <stdatomic.h>
 
 #include "alloc/pinned.h"
+#include "alloc/worker.h"
 #include "comm/group.h"
 #include "comm/int8.h"
 #include "comm/transport.h"
 
 /* ---- what others keep for this file ---- */
+
+/* What the host does for a gather. */
+typedef enum fcdp_delta_stage {
+    FCDP_DELTA_ENCODE,
+    FCDP_DELTA_CROSS,
+    FCDP_DELTA_DECODE,
+    FCDP_DELTA_STORE,
+    FCDP_DELTA_N_STAGES
+} fcdp_delta_stage;
 
 /* A stream's, whose gathers use it one after another. All zeroes at first. */
 typedef struct fcdp_delta_scratch {
@@ -63,7 +75,8 @@ typedef struct fcdp_delta_scratch {
      * another, on whichever stream: behind the last `fetched` */
     fcdp_pinned staged;
     size_t own_room_bytes, slots_room_bytes;
-    fcdp_event fetched, brought, stored; /* the last gather's: the places have been read by both copies */
+    /* the last gather's: the places are filled, and have been read by both copies */
+    fcdp_event fetched, arrived, brought, stored;
 } fcdp_delta_scratch;
 /* All streams have ended. */
 void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch, fcdp_driver *drv);
@@ -81,10 +94,11 @@ typedef struct fcdp_delta_state {
     struct fcdp_delta *last; /* the last gathers with heads; NULL: they have been seen to end */
 } fcdp_delta_state;
 
-/* A shard group's; 0: not measured yet. Written in the lane's turn. */
+/* A shard group's; 0: not measured yet. Written in the lane's turn, but for the last one. */
 typedef struct fcdp_delta_rates {
     double link_ns, encode_ns, decode_ns; /* a byte */
     double latency_ns;                    /* an exchange of a few bytes, between members that are there */
+    double decode_behind_ns; /* a byte, of gathers that decode behind the turn: the thread's that enqueues */
 } fcdp_delta_rates;
 
 /* Once in a process: why what FCDP_CODEC asks for changes nothing here. */

@@ -3,7 +3,7 @@
  *
  * The device encodes from this rank's own base: in the region, if the base of all members is there, else one
  * that is kept for that (own_base.h). The wire that it makes is used if what it encoded from has the
- * fingerprint of the base that the host functions read. If it does not, or if the device has no own base, the
+ * fingerprint of the base that the host reads. If it does not, or if the device has no own base, the
  * host encodes.
  */
 #include <stdlib.h>
@@ -18,7 +18,7 @@ typedef fcdp_delta_extent cut;
 
 void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
     if (fcdp__pinned_destroy(drv, &scratch->staged)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
-    const fcdp_event events[] = {scratch->fetched, scratch->brought, scratch->stored};
+    const fcdp_event events[] = {scratch->fetched, scratch->arrived, scratch->brought, scratch->stored};
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
         if (events[i]) fcdp__driver_event_destroy(drv, events[i]);
     free(scratch->own);
@@ -41,18 +41,22 @@ static bool has_base_on_device(const delta *d) {
     return false;
 }
 
-/* What is on the streams uses the smaller one. Not all of it is behind the scratch's events, if recording one
- * has failed, of another shard group's gather. */
+/* What is on the streams uses the smaller one, and what the host does for them. Not all of it is behind the
+ * scratch's events, or behind anything on the streams, if a call of another shard group's gather has
+ * failed. */
 static fcdp_status staged_empty(const delta *d, fcdp_stream inter) {
     fcdp_driver *drv = d->comm->engine->drv;
     fcdp_status status = fcdp__driver_stream_sync(drv, inter);
     for (int i = 0; i < FCDP_N_DIRECTIONS && !status; i++)
         status = fcdp__driver_stream_sync(drv, d->comm->set->copies[i]);
-    return status ? status : fcdp__pinned_destroy(drv, &d->scratch->staged);
+    if (status) return status;
+    fcdp__worker_drain(d->comm->set->workers[d->inter_index]);
+    fcdp__worker_drain(d->comm->set->storer);
+    return fcdp__pinned_destroy(drv, &d->scratch->staged);
 }
 
 static fcdp_status events_make(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
-    fcdp_event *const events[] = {&scratch->fetched, &scratch->brought, &scratch->stored};
+    fcdp_event *const events[] = {&scratch->fetched, &scratch->arrived, &scratch->brought, &scratch->stored};
     return fcdp__driver_events_make_blocking(drv, events, sizeof events / sizeof *events);
 }
 

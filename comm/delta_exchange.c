@@ -1,10 +1,11 @@
 /* delta_exchange.c - what a rank does in one gather of differences, or of rounded numbers, and whether it is
  * worth it.
  *
- * All of it runs in host functions of the gather's, so nothing here is known when the gather is
- * enqueued: neither how large the differences are, nor whether the members have one base. They find that out
- * in the lane's turn, which lasts until the bytes are right. The next gather encodes meanwhile, unless CUDA
- * runs one host function at a time.
+ * All of it runs in the streams' order, so nothing here is known when the gather is enqueued: neither how
+ * large the differences are, nor whether the members have one base. They find that out in the lane's turn.
+ * The next gather encodes meanwhile. Where a device computes the model, all members decode behind the turn,
+ * and exchange their verdicts on a channel of their own: the link carries the next gather's differences
+ * meanwhile. Where the host does, the turn lasts until the bytes are right.
  *
  * A failure of an exchange is the transport's, which the program finds when it waits for the gather, as with
  * any other collective. What goes wrong on this rank alone (no memory) aborts the transport: the others wait
@@ -127,7 +128,7 @@ static void own_place(const delta *d) {
 /* ---- the rates ---- */
 
 /* A first measurement stands alone; later ones are averaged, since a busy machine's are noisy. */
-static void rate_note(double *rate, double measured) {
+void fcdp__delta_rate_note(double *rate, double measured) {
     *rate = *rate > 0 ? 0.75 * *rate + 0.25 * measured : measured;
 }
 
@@ -170,17 +171,19 @@ static void next_decide(delta *d) {
     state->rests_left = state->rest;
 }
 
-/* ---- the exchanges, on the stream's thread, in the lane's turn ---- */
+/* ---- the exchanges ---- */
 
-static fcdp_status exchange(delta *d, void *buffer, size_t bytes, double *ns_out) {
+/* The rates are for FCDP_CODEC=auto, which has no gathers that part. */
+static fcdp_status exchange(delta *d, fcdp_channel channel, void *buffer, size_t bytes, double *ns_out) {
     const fcdp_transport *transport = &d->comm->transport;
     uint64_t start_ns = fcdp__now_ns();
-    fcdp_status status = transport->exchange(transport->ctx, FCDP_CHANNEL_TURN, buffer, bytes);
+    fcdp_status status = transport->exchange(transport->ctx, channel, buffer, bytes);
     *ns_out = (double)(fcdp__now_ns() - start_ns);
     d->sent_bytes += (d->n - 1) * bytes;
+    if (d->decodes_behind) return status;
     double latency_ns = d->comm->delta_rates.latency_ns / 2, moved = (double)((d->n - 1) * bytes);
     if (!status && *ns_out > latency_ns && (moved >= MEASURED_BYTES || (latency_ns > 0 && bytes > 4096)))
-        rate_note(&d->comm->delta_rates.link_ns, (*ns_out - latency_ns) / moved);
+        fcdp__delta_rate_note(&d->comm->delta_rates.link_ns, (*ns_out - latency_ns) / moved);
     return status;
 }
 
@@ -191,14 +194,14 @@ static fcdp_status no_memory(delta *d, size_t bytes) {
     return status;
 }
 
-static fcdp_status whole_cross(delta *d) {
+static fcdp_status whole_cross(delta *d, fcdp_channel channel) {
     double ns;
     char *all = grown(&d->scratch->all, &d->scratch->all_bytes, d->n * d->bytes);
     if (!all) return no_memory(d, d->n * d->bytes);
     char *at = all + d->me * d->bytes;
     for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; at += c->bytes, c++)
         memcpy(at, fcdp__delta_row(c->places, d->me), c->bytes);
-    fcdp_status status = exchange(d, all, d->bytes, &ns);
+    fcdp_status status = exchange(d, channel, all, d->bytes, &ns);
     if (status) return status;
     at = all;
     for (uint32_t b = 0; b < d->n; b++)
@@ -208,30 +211,35 @@ static fcdp_status whole_cross(delta *d) {
     return FCDP_OK;
 }
 
-/* Of `wire_bytes` from each member. *right_out: all members have all bytes. */
-static fcdp_status differences_cross(delta *d, size_t wire_bytes, bool *right_out) {
-    fcdp_delta_rates *rates = &d->comm->delta_rates;
+/* Of wire_bytes from each member, to the scratch. */
+static fcdp_status differences_cross(delta *d) {
     double ns;
-    char *all = grown(&d->scratch->all, &d->scratch->all_bytes, d->n * wire_bytes);
-    if (!all) return no_memory(d, d->n * wire_bytes);
-    char *own = all + d->me * wire_bytes;
+    char *all = grown(&d->scratch->all, &d->scratch->all_bytes, d->n * d->wire_bytes);
+    if (!all) return no_memory(d, d->n * d->wire_bytes);
+    char *own = all + d->me * d->wire_bytes;
     size_t own_bytes = d->heads[d->me].wire_bytes;
     memcpy(own, d->scratch->own, own_bytes);
-    memset(own + own_bytes, 0, wire_bytes - own_bytes);
-    fcdp_status status = exchange(d, all, wire_bytes, &ns);
-    if (status) return status;
+    memset(own + own_bytes, 0, d->wire_bytes - own_bytes);
+    return exchange(d, FCDP_CHANNEL_TURN, all, d->wire_bytes, &ns);
+}
+
+/* Of what has come. *right_out: all members have all bytes. */
+static fcdp_status differences_judge(delta *d, fcdp_channel channel, bool *right_out) {
+    fcdp_delta_rates *rates = &d->comm->delta_rates;
+    double ns;
     uint64_t start_ns = core_ns();
     bool right = true;
     for (uint32_t b = 0; b < d->n && right; b++)
-        right = b == d->me || (decode(d, b, all + b * wire_bytes, d->heads[b].wire_bytes) &&
+        right = b == d->me || (decode(d, b, d->scratch->all + b * d->wire_bytes, d->heads[b].wire_bytes) &&
                                place_fingerprint(d, b) == d->heads[b].shards);
     double decode_ns = (double)(core_ns() - start_ns);
-    rate_note(&rates->decode_ns, decode_ns / ((double)(d->n - 1) * (double)d->bytes));
-    uint64_t *verdicts = (uint64_t *)all;
+    d->decode_ns = decode_ns / ((double)(d->n - 1) * (double)d->bytes);
+    if (!d->decodes_behind) fcdp__delta_rate_note(&rates->decode_ns, d->decode_ns);
+    uint64_t *verdicts = (uint64_t *)(void *)d->scratch->all;
     verdicts[d->me] = right;
-    status = exchange(d, verdicts, sizeof *verdicts, &ns);
+    fcdp_status status = exchange(d, channel, verdicts, sizeof *verdicts, &ns);
     if (status) return status;
-    latency_note(&rates->latency_ns, 2 * ns); /* and the heads' */
+    if (!d->decodes_behind) latency_note(&rates->latency_ns, 2 * ns); /* and the heads' */
     *right_out = true;
     for (uint32_t b = 0; b < d->n; b++) *right_out = *right_out && verdicts[b] == 1;
     static atomic_bool said;
@@ -241,6 +249,15 @@ static fcdp_status differences_cross(delta *d, size_t wire_bytes, bool *right_ou
                   "crosses whole; this is said once",
                   fcdp__name_text(d->cuts[0].group->name));
     return FCDP_OK;
+}
+
+/* From the differences to the places. */
+static fcdp_status differences_decode(delta *d) {
+    fcdp_channel channel = d->decodes_behind ? FCDP_CHANNEL_VERDICT_0 + d->inter_index : FCDP_CHANNEL_TURN;
+    bool right = false;
+    fcdp_status status = differences_judge(d, channel, &right);
+    if (!status && right) fcdp__count(&d->comm->engine->counts, FCDP_COUNT_DELTA_GATHERS, 1);
+    return status || right ? status : whole_cross(d, channel);
 }
 
 /* The largest differences of a member; 0: not all members have encoded, or they had different bases. */
@@ -255,26 +272,25 @@ static size_t wire_bytes_of(const delta *d) {
 
 static fcdp_status cross(delta *d) {
     double ns;
-    bool right = false;
     d->heads[d->me].most_ns = gain_ns(d, 0);
     d->heads[d->me].gain_ns = d->state->wire >= 1 ? -1 : gain_ns(d, d->state->wire);
-    fcdp_status status = exchange(d, d->heads, sizeof *d->heads, &ns);
+    fcdp_status status = exchange(d, FCDP_CHANNEL_TURN, d->heads, sizeof *d->heads, &ns);
     if (status) return status;
-    size_t wire_bytes = wire_bytes_of(d);
-    for (uint32_t b = 0; b < d->n; b++) /* it has a base, and encoded in vain */
-        if (d->heads[b].base && !d->heads[b].wire_bytes) d->state->wire = 1;
-    if (wire_bytes) {
-        status = differences_cross(d, wire_bytes, &right);
-        d->state->wire = (double)wire_bytes / (double)d->bytes;
-        rate_note(&d->comm->delta_rates.encode_ns, (double)d->encode_ns / (double)d->bytes);
-        if (!status && right) fcdp__count(&d->comm->engine->counts, FCDP_COUNT_DELTA_GATHERS, 1);
+    d->wire_bytes = wire_bytes_of(d);
+    d->decodes_behind = d->wire_bytes > 0;
+    for (uint32_t b = 0; b < d->n; b++) {
+        d->decodes_behind = d->decodes_behind && d->heads[b].may_decode_behind;
+        if (d->heads[b].base && !d->heads[b].wire_bytes) d->state->wire = 1; /* it encoded in vain */
     }
-    if (!status && !right) status = whole_cross(d);
-    if (!status) next_decide(d);
-    return status;
+    next_decide(d);
+    if (!d->wire_bytes) return whole_cross(d, FCDP_CHANNEL_TURN);
+    d->state->wire = (double)d->wire_bytes / (double)d->bytes;
+    fcdp__delta_rate_note(&d->comm->delta_rates.encode_ns, (double)d->encode_ns / (double)d->bytes);
+    status = differences_cross(d);
+    return status || d->decodes_behind ? status : differences_decode(d);
 }
 
-/* ---- the host functions ---- */
+/* ---- what runs in the streams' order ---- */
 
 /* The transport is not asked: NCCL's may end what its launches have begun, which is not for a host function.
  * An exchange over one that has failed returns at once, and the monitor finds the failure. */
@@ -335,6 +351,10 @@ static bool run_begin(delta *d) {
                                                    memory_order_relaxed);
 }
 
+static void run_end(delta *d, bool is_last) {
+    atomic_store_explicit(&d->phase, is_last ? FCDP_DELTA_DONE : FCDP_DELTA_IDLE, memory_order_release);
+}
+
 /* All members get what of the shard is read here: where the host computes, into this rank's own place. (On a
  * device the shards are fetched once, and copied to their place there later; a program that writes them
  * meanwhile, without FCDP's order, has two versions of them.) Where it changed while it was encoded, what the
@@ -352,7 +372,7 @@ void fcdp__delta_encode_run(void *gather) {
                                                                              : 0;
         if (d->heads[d->me].wire_bytes) d->heads[d->me].shards = shards;
     }
-    atomic_store_explicit(&d->phase, FCDP_DELTA_IDLE, memory_order_release);
+    run_end(d, false);
 }
 
 /* Each group's part of what was sent. */
@@ -377,25 +397,45 @@ void fcdp__delta_span_end(const fcdp_delta *d, fcdp_stream stream, uint64_t byte
     fcdp__trace_span_end(spans_of(d), d->span, stream, &event, 1);
 }
 
-/* Where the device's times are not known, the event is written here. */
+/* The turn's bytes, and those of the verdict that follows. Where the device's times are not known, the event
+ * is written here. */
 static void span_say(const delta *d) {
+    bool verdict_follows = d->came && d->decodes_behind;
+    uint64_t bytes = d->sent_bytes + (verdict_follows ? (d->n - 1) * sizeof(uint64_t) : 0);
     if (d->span.number)
-        fcdp__trace_span_bytes(spans_of(d), d->span, d->sent_bytes);
+        fcdp__trace_span_bytes(spans_of(d), d->span, bytes);
     else
-        fcdp__delta_span_end(d, NULL, d->sent_bytes);
+        fcdp__delta_span_end(d, NULL, bytes);
+}
+
+/* False: it was too late, or it failed. */
+static bool tried(delta *d, fcdp_status (*step)(delta *)) {
+    if (is_over(d)) return false;
+    bool done = !step(d);
+    if (!done) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    return done;
+}
+
+static void bytes_count(const delta *d) {
+    fcdp__count(&d->comm->engine->counts, FCDP_COUNT_GATHER_INTER_BYTES, d->sent_bytes);
+    if (d->sent_bytes) groups_count(d);
 }
 
 void fcdp__delta_cross_run(void *gather) {
     delta *d = gather;
     if (!run_begin(d)) return;
-    fcdp_engine *engine = d->comm->engine;
-    bool is_late = is_over(d);
-    d->came = !is_late && !cross(d);
-    if (!is_late && !d->came) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
-    fcdp__count(&engine->counts, FCDP_COUNT_GATHER_INTER_BYTES, d->sent_bytes);
-    if (d->sent_bytes) groups_count(d);
+    d->came = tried(d, cross);
     span_say(d);
-    atomic_store_explicit(&d->phase, d->stores ? FCDP_DELTA_IDLE : FCDP_DELTA_DONE, memory_order_release);
+    if (!d->may_decode_behind) bytes_count(d);
+    run_end(d, !d->may_decode_behind && !d->stores);
+}
+
+void fcdp__delta_decode_run(void *gather) {
+    delta *d = gather;
+    if (!run_begin(d)) return;
+    if (d->came && d->decodes_behind) d->came = tried(d, differences_decode);
+    bytes_count(d);
+    run_end(d, !d->stores);
 }
 
 void fcdp__delta_store_run(void *gather) {
@@ -405,5 +445,5 @@ void fcdp__delta_store_run(void *gather) {
         for (uint32_t i = 0; i < fcdp__host_block_copies(c->group->block); i++)
             for (uint32_t b = 0; b < d->n; b++)
                 memcpy(fcdp__delta_host_row(c, i, b), fcdp__delta_row(c->places, b), c->bytes);
-    atomic_store_explicit(&d->phase, FCDP_DELTA_DONE, memory_order_release);
+    run_end(d, true);
 }

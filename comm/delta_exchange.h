@@ -1,5 +1,5 @@
 /* delta_exchange.h - one gather of differences (delta.h): what delta.c and delta_device.c enqueue, and what
- * its host functions make of it. For these three files.
+ * its stages make of it. For these three files.
  */
 #ifndef FCDP_DELTA_EXCHANGE_H
 #define FCDP_DELTA_EXCHANGE_H
@@ -14,6 +14,7 @@ typedef struct fcdp_delta_head { /* of a member; all zeroes but for the gains: i
     uint64_t base, shards;       /* fingerprints of the base of all members, and of its own shards */
     int64_t gain_ns;             /* what it expects of differences, in this gather */
     int64_t most_ns;             /* and would if there were none */
+    uint64_t may_decode_behind;  /* its stream has FCDP_DELTA_DECODE, behind the turn */
 } fcdp_delta_head;
 
 typedef struct fcdp_delta_rows { /* of all members: that of member i begins i * stride_bytes on */
@@ -48,7 +49,7 @@ typedef struct fcdp_delta_extent { /* one stale extent */
     uint64_t shard_fingerprint, base_fingerprint; /* of this rank's own */
 } fcdp_delta_extent;
 
-/* Whose the gather is; while it runs, a host function's. */
+/* Whose the gather is; while it runs, a stage's. */
 enum { FCDP_DELTA_IDLE, FCDP_DELTA_RUNNING, FCDP_DELTA_DONE, FCDP_DELTA_CANCELLED };
 
 /* One gather, of the last ones of its state. Made by the thread that enqueues it, then the stream's; freed by
@@ -60,16 +61,22 @@ typedef struct fcdp_delta {
     fcdp_delta_state *state;
     fcdp_delta_scratch *scratch;
     uint32_t object;      /* the trace's */
-    fcdp_trace_span span; /* of the second host function */
-    uint32_t n, me;       /* members */
-    bool by_gain;         /* FCDP_CODEC=auto */
-    bool encodes;         /* it has a base to encode from, and may gain by it */
-    bool rounds;          /* FCDP_CODEC=int8 */
-    bool stores;          /* a third host function stores what came; the gather is done behind it */
-    bool came;            /* all of it is in the places */
+    fcdp_trace_span span; /* of FCDP_DELTA_CROSS */
+    fcdp_worker_job jobs[FCDP_DELTA_N_STAGES];
+    uint32_t n, me;         /* members */
+    uint32_t inter_index;   /* of its stream among those between the nodes; the same on all members */
+    bool by_gain;           /* FCDP_CODEC=auto */
+    bool encodes;           /* it has a base to encode from, and may gain by it */
+    bool rounds;            /* FCDP_CODEC=int8 */
+    bool may_decode_behind; /* FCDP_DELTA_DECODE comes, behind the turn */
+    bool decodes_behind;    /* all members can */
+    bool stores;            /* FCDP_DELTA_STORE comes; the gather is done behind it */
+    bool came;              /* all of it is in the places */
+    size_t wire_bytes;      /* of differences, which are in the scratch; 0: the shards have crossed whole */
     fcdp_rounding rounding;
     uint64_t encode_ns;
-    size_t bytes; /* of one member's shards */
+    double decode_ns; /* a byte */
+    size_t bytes;     /* of one member's shards */
     uint64_t sent_bytes;
     fcdp_delta_head *heads; /* n */
     uint32_t n_by_device;   /* cuts that the device has encoded */
@@ -117,16 +124,19 @@ static inline char *fcdp__delta_host_row(const fcdp_delta_extent *of, uint32_t c
            member * of->host_stride_bytes;
 }
 
-/* ---- host functions, of delta_exchange.c ---- */
+/* ---- what the host does in the streams' order, of delta_exchange.c ---- */
 
-/* All are of an fcdp_delta; the first two are on the gather's stream. The first encodes this rank's shards,
+/* All are of an fcdp_delta; all but the last are on the gather's stream. This encodes this rank's shards,
  * before the lane's turn. */
 void fcdp__delta_encode_run(void *gather);
-/* In the lane's turn. Behind it the places have the bytes of all members. */
+/* In the lane's turn. */
 void fcdp__delta_cross_run(void *gather);
+/* Where it may part, behind the turn. Behind the last of these the places have the bytes of all members. */
+void fcdp__delta_decode_run(void *gather);
 /* From the places to every copy of the groups' host memory. */
 void fcdp__delta_store_run(void *gather);
 
+void fcdp__delta_rate_note(double *rate, double measured);
 /* The gather's span in the trace ends: on `stream`, or at once. */
 void fcdp__delta_span_end(const fcdp_delta *d, fcdp_stream stream, uint64_t bytes);
 

@@ -48,6 +48,9 @@ struct fcdp_stream_set {
     fcdp_staging staging;
     fcdp_own_bases own_bases;
     fcdp_delta_scratch delta_scratch[FCDP_N_INTER];
+    /* For what the streams between the nodes have for the host to do, each one's, and the one to the host.
+     * NULL: no gather of differences on a device yet */
+    fcdp_worker *workers[FCDP_N_INTER], *storer;
 };
 
 struct fcdp_engine {

@@ -18,7 +18,8 @@
  * The compute waits for the store too: it may write into what it is given, and the host's copy must be what
  * was gathered. It does not where the host stores what came to it before the device has it (delta.h):
  *
- *     caller's stream: written -> inter: fetch own shards, encode; in the lane's turn: exchange, decode
+ *     caller's stream: written -> inter: fetch own shards, encode; in the lane's turn: exchange;
+ *                          decode
  *                          -> h2d: what came, and within the device own shards -> crossed
  *                          -> d2h: by the host: store own lane's pieces, words
  *

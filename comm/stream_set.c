@@ -25,6 +25,8 @@ static void set_free(fcdp_stream_set *set) {
         if (set->streams[i]) fcdp__driver_stream_destroy(drv, set->streams[i]);
     for (int d = 0; d < FCDP_N_DIRECTIONS; d++)
         if (set->owns_copies && set->copies[d]) fcdp__driver_stream_destroy(drv, set->copies[d]);
+    for (int i = 0; i < FCDP_N_INTER; i++) fcdp__worker_destroy(set->workers[i]);
+    fcdp__worker_destroy(set->storer);
     for (int i = 0; i < FCDP_N_INTER; i++) fcdp__delta_scratch_free(&set->delta_scratch[i], drv);
     for (int lane = 0; lane < FCDP_N_LANES; lane++)
         if (set->turn[lane]) fcdp__driver_event_destroy(drv, set->turn[lane]);

@@ -126,8 +126,8 @@ typedef struct fcdp_piece_list {
 fcdp_status fcdp__region_store(fcdp_region *region, uint32_t span_mask, fcdp_piece_list own,
                                fcdp_event after) FCDP_MUST_CHECK;
 /* The same where `copy` enqueues what brings this process's pieces there, to every copy of the block, on the
- * stream that it is given: a host function from elsewhere in host memory, as what came over the network. No
- * byte is read from the device then. */
+ * stream that it is given: the host from elsewhere in its memory, as what came over the network. No byte is
+ * read from the device then. */
 typedef fcdp_status (*fcdp_region_copy)(void *arg, fcdp_stream stream);
 fcdp_status fcdp__region_store_by(fcdp_region *region, uint32_t span_mask, fcdp_region_copy copy, void *arg,
                                   fcdp_event after) FCDP_MUST_CHECK;
@@ -149,10 +149,10 @@ void fcdp__region_fill_by_host(fcdp_region *region, uint32_t span_mask);
  * `loaded` is recorded. */
 fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask,
                                      fcdp_piece_list others) FCDP_MUST_CHECK;
-/* Where pieces of a span are as the last fill brought them. In host memory, a host function on a stream that
- * is behind `stored` may read them; others' pieces only if fcdp__region_others_stored says so there. READY of
- * the next fill does not wait for these reads: they must be over before this process brings the other
- * processes anything of that fill, since these store it only then; what they store without it (of
+/* Where pieces of a span are as the last fill brought them. In host memory, what the host does for a stream
+ * that is behind `stored` may read them; others' pieces only if fcdp__region_others_stored says so there.
+ * READY of the next fill does not wait for these reads: they must be over before this process brings the
+ * other processes anything of that fill, since these store it only then; what they store without it (of
  * fcdp__region_store_by) must lie elsewhere. */
 typedef enum fcdp_base_tier { FCDP_BASE_NOWHERE, FCDP_BASE_IN_HOST, FCDP_BASE_ON_DEVICE } fcdp_base_tier;
 typedef struct fcdp_base {

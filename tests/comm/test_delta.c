@@ -484,7 +484,10 @@ int main(void) {
     fcdp_log_set_level(FCDP_LOG_QUIET);
     cmocka_set_test_filter(getenv("TEST_FILTER"));
     int n_failed = 0;
-    for (here = worlds; here < worlds + sizeof worlds / sizeof *worlds; here++)
+    for (here = worlds; here < worlds + sizeof worlds / sizeof *worlds; here++) {
+        simgpu_reset(); /* all ranks' host functions run one after another: none waits for a peer */
+        setenv("FCDP_SIM_SERIAL", here->on_device ? "1" : "0", 1);
         n_failed += cmocka_run_group_tests_name(here->name, tests, NULL, NULL);
+    }
     return n_failed;
 }

@@ -40,7 +40,13 @@ ON_SIM = {
     # The host waits for fingerprints, and for what it coalesces: that would hide an order that is missing.
     "sim-signals": {**SIM_FCDP, "FCDP_FINGERPRINT": "never", "FCDP_COALESCE": "0"},
     "sim-quarantine": {**SIM_FCDP, "FCDP_CHECK": "2"},
-    "sim-delta": {**SIM_FCDP, "FCDP_MAPPING": "exact", "FCDP_CODEC": "delta", "FCDP_COALESCE": "0"},
+    "sim-delta": {
+        **SIM_FCDP,
+        "FCDP_MAPPING": "exact",
+        "FCDP_CODEC": "delta",
+        "FCDP_COALESCE": "0",
+        "FCDP_SIM_SERIAL": "1",
+    },
 }
 # FCDP_REDUCE=hierarchical, and plain FSDP whose reduce-scatter is made to add in that order (compat.py).
 REDUCED = {

@@ -56,7 +56,7 @@ static void print_bounds(const bound *bounds, int n, int busiest) {
 
 /* Prints; returns the ratio. Negative: the steady state costs what it must not, or gathered parameters were
  * wrong. With the codec, the host may wait for a group's last gather. What one core of each rank can do is
- * shown beside the bound, and is none: host functions of two streams run at once here. */
+ * shown beside the bound, and is none: a rank has a thread for each of two streams. */
 static double report(const run_config *config, const shared *s) {
     bound bounds[N_CODEC_BOUNDS];
     double least, most, median = median_step_ms(s, config->n_steps, &least, &most);
