@@ -346,21 +346,21 @@ fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const f
     fcdp_stream inter = way->inter;
     delta *d = delta_make(comm, state, cuts, n, way);
     if (!d) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", cuts[0].group->name);
-    bool stages = !comm->engine->host_computes;
+    bool is_staged = !comm->engine->host_computes;
     fcdp_delta_staged staged;
-    fcdp_status status = stages ? workers_make(comm->set) : FCDP_OK;
+    fcdp_status status = is_staged ? workers_make(comm->set) : FCDP_OK;
     if (status) return status;
-    if (stages) fcdp__delta_encoder_begin(d, cuts);
-    if (stages) status = fcdp__delta_staged_reserve(d, inter, &staged);
-    if (!status) rows_set(d, cuts, stages ? &staged : NULL);
-    if (!status && stages) status = fcdp__delta_shards_fetch(d, cuts, inter);
-    if (stages) fcdp__delta_encoder_end(d, status);
+    if (is_staged) fcdp__delta_encoder_begin(d, cuts);
+    if (is_staged) status = fcdp__delta_staged_reserve(d, inter, &staged);
+    if (!status) rows_set(d, cuts, is_staged ? &staged : NULL);
+    if (!status && is_staged) status = fcdp__delta_shards_fetch(d, cuts, inter);
+    if (is_staged) fcdp__delta_encoder_end(d, status);
     if (!status) status = stores_await(d, inter);
     if (!status) {
         announce(d, false);
         status = stage_launch(d, FCDP_DELTA_ENCODE, inter);
     }
-    if (!status && stages) status = fcdp__driver_stream_wait(drv, inter, d->scratch->brought);
+    if (!status && is_staged) status = fcdp__driver_stream_wait(drv, inter, d->scratch->brought);
     if (!status) d->span = fcdp__comm_span_begin(comm->set, FCDP_LANE_INTER, inter);
     if (!status) status = fcdp__driver_stream_wait(drv, inter, turn);
     if (!status) {
@@ -377,10 +377,10 @@ fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const f
         announce(d, true);
         status = stage_launch(d, FCDP_DELTA_DECODE, inter);
     }
-    if (!status && stages) status = fcdp__driver_event_record(drv, d->scratch->arrived, inter);
+    if (!status && is_staged) status = fcdp__driver_event_record(drv, d->scratch->arrived, inter);
     if (!status && way->bring != inter)
         status = fcdp__driver_stream_wait(drv, way->bring, d->scratch->arrived);
-    if (!status && stages) status = fcdp__delta_places_bring(d, cuts, way->bring);
+    if (!status && is_staged) status = fcdp__delta_places_bring(d, cuts, way->bring);
     return status;
 }
 
