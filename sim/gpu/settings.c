@@ -59,11 +59,17 @@ static bool parse_fail(const char *text) {
     return true;
 }
 
+static bool parse_flag(const char *name, const char *text, bool *on_out) {
+    *on_out = strcmp(text, "1") == 0;
+    return *on_out || strcmp(text, "0") == 0 || complain(name, text, "0 or 1");
+}
+
 static bool parse_poison(const char *text) {
-    bool on = strcmp(text, "1") == 0;
-    if (!on && strcmp(text, "0") != 0) return complain("FCDP_SIM_POISON", text, "0 or 1");
-    sim.poison = on;
-    return true;
+    return parse_flag("FCDP_SIM_POISON", text, &sim.poison);
+}
+
+static bool parse_serial(const char *text) {
+    return parse_flag("FCDP_SIM_SERIAL", text, &sim.serial);
 }
 
 static void races_set(int how) {
@@ -73,17 +79,9 @@ static void races_set(int how) {
 }
 
 static bool parse_races(const char *text) {
-    bool on = strcmp(text, "1") == 0;
-    if (!on && strcmp(text, "0") != 0) return complain("FCDP_SIM_RACES", text, "0 or 1");
+    bool on, valid = parse_flag("FCDP_SIM_RACES", text, &on);
     races_set(on);
-    return true;
-}
-
-static bool parse_serial(const char *text) {
-    bool on = strcmp(text, "1") == 0;
-    if (!on && strcmp(text, "0") != 0) return complain("FCDP_SIM_SERIAL", text, "0 or 1");
-    sim.serial = on;
-    return true;
+    return valid;
 }
 
 static bool parse_queues(const char *text) {

@@ -420,32 +420,7 @@ static void jobs_that_were_not_launched_end(void **state) {
     fcdp__worker_destroy(NULL);
 }
 
-/* ---- a driver that runs host functions one after another, as CUDA may ---- */
-
-static int (*launch_host_function)(void *stream, void (*function)(void *context), void *context);
-static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
-
-typedef struct serial {
-    void (*function)(void *context);
-    void *context;
-} serial;
-
-static void serial_run(void *context) {
-    serial of = *(serial *)context;
-    free(context);
-    pthread_mutex_lock(&one_at_a_time);
-    of.function(of.context);
-    pthread_mutex_unlock(&one_at_a_time);
-}
-
-static int serial_launch(void *stream, void (*function)(void *context), void *context) {
-    serial *of = malloc(sizeof *of);
-    if (!of) return CUDA_OUT_OF_MEMORY;
-    *of = (serial){function, context};
-    int result = launch_host_function(stream, serial_run, of);
-    if (result) free(of);
-    return result;
-}
+/* ---- host functions that run one after another, as CUDA may ---- */
 
 typedef struct meeting {
     sem_t *mine, *other; /* other: NULL */
@@ -469,8 +444,7 @@ static void jobs_hold_no_host_function_up(void **state) {
                            {&semaphores[1], &semaphores[0], "", false},
                            {&semaphores[2], NULL, "", false}};
     fcdp_worker_job jobs[3] = {{0}, {0}, {0}};
-    launch_host_function = c.w.drv->api.cuLaunchHostFunc;
-    c.w.drv->api.cuLaunchHostFunc = serial_launch;
+    simgpu_set_serial(1);
     for (int i = 0; i < 3; i++) sem_init(&semaphores[i], 0, 0);
     for (int i = 0; i < 3; i++)
         assert_ok(fcdp__worker_launch(c.workers[i % 2], c.streams[i], meet, &meetings[i], &jobs[i]));
@@ -482,7 +456,7 @@ static void jobs_hold_no_host_function_up(void **state) {
         assert_true(meetings[i].met);
         assert_string_equal(meetings[i].thread, names[i % 2]);
     }
-    c.w.drv->api.cuLaunchHostFunc = launch_host_function;
+    simgpu_set_serial(0);
     crew_destroy(&c);
 }
 

@@ -381,15 +381,25 @@ static void the_environment_poisons_fresh_memory(void **state) {
 static void a_malformed_setting_is_refused(void **state) {
     (void)state;
     static const char *const wrong[][2] = {
-        {"FCDP_SIM_CAPACITY", "much"},   {"FCDP_SIM_CAPACITY", "-1"},
-        {"FCDP_SIM_CAPACITY", "16X"},    {"FCDP_SIM_CAPACITY", "16Gb/s"},
-        {"FCDP_SIM_CAPACITY", "1K"},     {"FCDP_SIM_CAPACITY", "99999999T"},
-        {"FCDP_SIM_PCIE", "fast"},       {"FCDP_SIM_PCIE", "-1"},
-        {"FCDP_SIM_PCIE", "inf"},        {"FCDP_SIM_FAIL", "cuMemCreate"},
-        {"FCDP_SIM_FAIL", "cuNoSuch:1"}, {"FCDP_SIM_FAIL", "any:0"},
-        {"FCDP_SIM_FAIL", "any:1:0"},    {"FCDP_SIM_FAIL", "any:1:2:3"},
-        {"FCDP_SIM_FAIL", ":1"},         {"FCDP_SIM_POISON", "yes"},
-        {"FCDP_SIM_RACES", "2"},         {"FCDP_SIM_TIMELINE", "/nowhere/at/all"},
+        {"FCDP_SIM_CAPACITY", "much"},
+        {"FCDP_SIM_CAPACITY", "-1"},
+        {"FCDP_SIM_CAPACITY", "16X"},
+        {"FCDP_SIM_CAPACITY", "16Gb/s"},
+        {"FCDP_SIM_CAPACITY", "1K"},
+        {"FCDP_SIM_CAPACITY", "99999999T"},
+        {"FCDP_SIM_PCIE", "fast"},
+        {"FCDP_SIM_PCIE", "-1"},
+        {"FCDP_SIM_PCIE", "inf"},
+        {"FCDP_SIM_FAIL", "cuMemCreate"},
+        {"FCDP_SIM_FAIL", "cuNoSuch:1"},
+        {"FCDP_SIM_FAIL", "any:0"},
+        {"FCDP_SIM_FAIL", "any:1:0"},
+        {"FCDP_SIM_FAIL", "any:1:2:3"},
+        {"FCDP_SIM_FAIL", ":1"},
+        {"FCDP_SIM_POISON", "yes"},
+        {"FCDP_SIM_RACES", "2"},
+        {"FCDP_SIM_SERIAL", "yes"},
+        {"FCDP_SIM_TIMELINE", "/nowhere/at/all"},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         if (init_with(wrong[i][0], wrong[i][1]) != CUDA_ERROR_INVALID_VALUE)

@@ -295,6 +295,36 @@ static void a_stream_goes_on_from_when_its_number_was_stored(void **state) {
 
 /* ---- several streams ---- */
 
+/* The second computes for 2 ms, ten times, from the first one's modelled end on. One that stands for a device
+ * waits for none. */
+static void serial_host_functions_run_one_after_another(void **state) {
+    (void)state;
+    CUstream streams[3];
+    struct gate gate, other;
+    int core_ms = 2;
+    uint64_t ready_ns[3];
+    simgpu_set_core(10);
+    simgpu_set_serial(1);
+    for (int i = 0; i < 3; i++) streams[i] = stream_make();
+    gate_close(&gate, streams[0]);
+    gate_wait_entered(&gate);
+    OK(cuLaunchHostFunc(streams[1], computes, &core_ms));
+    launch_stamped(streams[1], 1, &ready_ns[1]);
+    simgpu_stand_in();
+    gate_close(&other, streams[2]);
+    gate_wait_entered(&other);
+    gate_open(&other);
+    OK(cuStreamSynchronize(streams[2]));
+    OK(cuLaunchHostFunc(streams[2], computes, &core_ms)); /* what stood in was one function */
+    assert_int_equal(cuStreamQuery(streams[1]), CUDA_ERROR_NOT_READY);
+    assert_int_equal(cuStreamQuery(streams[2]), CUDA_ERROR_NOT_READY);
+    launch_stamped(streams[2], 1, &ready_ns[2]);
+    gate_open(&gate);
+    for (int i = 0; i < 3; i++) OK(cuStreamSynchronize(streams[i]));
+    uint64_t first_ns = ready_ns[1] < ready_ns[2] ? ready_ns[1] : ready_ns[2];
+    assert_true(ready_ns[1] + ready_ns[2] - 2 * first_ns >= 20 * MS);
+}
+
 static void kernels_of_two_streams_run_at_once(void **state) {
     (void)state;
     CUstream streams[2] = {stream_make(), stream_make()};
@@ -462,6 +492,7 @@ int main(void) {
         test(values_that_are_there_take_no_time),
         test(copies_within_the_device_take_their_rate),
         test(host_functions_take_their_core_s_time),
+        test(serial_host_functions_run_one_after_another),
         test(a_host_function_that_hands_its_work_over_takes_no_time),
         test(a_thread_s_work_takes_its_core_s_time),
         test(a_stream_goes_on_from_when_its_number_was_stored),
