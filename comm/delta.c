@@ -87,7 +87,7 @@ static void delta_free(delta *d) {
 static void delta_end(delta *d) {
     fcdp__own_bases_learn(d);
     if (d->decodes_behind && d->decode_ns > 0)
-        fcdp__delta_rate_note(&d->comm->delta_rates.decode_behind_ns, d->decode_ns);
+        fcdp__delta_rate_note(&d->comm->delta_rates.decode_ns, d->decode_ns);
     delta_free(d);
 }
 
@@ -205,8 +205,8 @@ static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_de
     return d;
 }
 
-/* Where the stages find each cut's bytes: with `staged`, all but a base in host memory there, and
- * else in device memory. */
+/* Where the stages find each cut's bytes: with `staged`, all but a base in host memory there, and else in
+ * device memory. */
 static void rows_set(delta *d, const fcdp_delta_cut *cuts, fcdp_delta_staged *staged) {
     const fcdp_topology *topology = &d->comm->topology;
     for (uint32_t k = 0; k < d->n_cuts; k++) {
@@ -237,8 +237,8 @@ static void rows_set(delta *d, const fcdp_delta_cut *cuts, fcdp_delta_staged *st
     }
 }
 
-/* What the stages read and write, for the simulated device's checks. Host memory that is page-locked
- * in part is not one range to it. */
+/* What the stages read and write, for the simulated device's checks. Host memory that is page-locked in part
+ * is not one range to it. */
 typedef struct access_list {
     fcdp_access *at; /* NULL: no memory for them */
     size_t n, capacity;
@@ -397,9 +397,9 @@ fcdp_status fcdp__delta_store(fcdp_group *group, uint32_t span_mask) {
                                  group->delta.last->scratch->arrived);
 }
 
-/* From here on no stage reads or writes what is not the gather's own. Where the device has failed,
- * one may be under way that no wait for the device has waited for: it ends as its exchange does. False: it
- * is done, and no stream has it. */
+/* From here on no stage reads or writes what is not the gather's own. Where the device has failed, one may be
+ * under way that no wait for the device has waited for: it ends as its exchange does. False: it is done, and
+ * no stream has it. */
 static bool delta_cancel(delta *d) {
     const struct timespec pause = {.tv_nsec = 1000000};
     int phase = FCDP_DELTA_IDLE;

@@ -36,8 +36,8 @@
  * whose ranks restore the whole.
  *
  * By slices, other ranks of the node may have stored parts of the base (a gather of differences stores its
- * lane's pieces; any other, and a use's end, slices). The stage that encodes looks whether the words
- * of all of them say so, and waits for none: a rank that keeps the group on its device may never store it, so
+ * lane's pieces; any other, and a use's end, slices). The stage that encodes looks whether the words of all
+ * of them say so, and waits for none: a rank that keeps the group on its device may never store it, so
  * then there is no base. What these ranks store of the next fill as slices, they store behind the node's
  * all-gather of it, to which this rank brings its pieces behind the gather, and so behind its last read of
  * the base; and as pieces, it is none of this rank's base.
@@ -94,11 +94,11 @@ typedef struct fcdp_delta_state {
     struct fcdp_delta *last; /* the last gathers with heads; NULL: they have been seen to end */
 } fcdp_delta_state;
 
-/* A shard group's; 0: not measured yet. Written in the lane's turn, but for the last one. */
+/* A shard group's; 0: not measured yet. Written in the lane's turn. Where decoding is behind that, decode_ns
+ * is written by the thread that enqueues, once the gather is done. */
 typedef struct fcdp_delta_rates {
     double link_ns, encode_ns, decode_ns; /* a byte */
     double latency_ns;                    /* an exchange of a few bytes, between members that are there */
-    double decode_behind_ns; /* a byte, of gathers that decode behind the turn: the thread's that enqueues */
 } fcdp_delta_rates;
 
 /* Once in a process: why what FCDP_CODEC asks for changes nothing here. */

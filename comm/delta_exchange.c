@@ -173,7 +173,7 @@ static void next_decide(delta *d) {
 
 /* ---- the exchanges ---- */
 
-/* The rates are for FCDP_CODEC=auto, which has no gathers that part. */
+/* The rates are for FCDP_CODEC=auto, none of whose gathers decodes behind the turn. */
 static fcdp_status exchange(delta *d, fcdp_channel channel, void *buffer, size_t bytes, double *ns_out) {
     const fcdp_transport *transport = &d->comm->transport;
     uint64_t start_ns = fcdp__now_ns();
@@ -272,8 +272,10 @@ static size_t wire_bytes_of(const delta *d) {
 
 static fcdp_status cross(delta *d) {
     double ns;
-    d->heads[d->me].most_ns = gain_ns(d, 0);
-    d->heads[d->me].gain_ns = d->state->wire >= 1 ? -1 : gain_ns(d, d->state->wire);
+    if (d->by_gain) {
+        d->heads[d->me].most_ns = gain_ns(d, 0);
+        d->heads[d->me].gain_ns = d->state->wire >= 1 ? -1 : gain_ns(d, d->state->wire);
+    }
     fcdp_status status = exchange(d, FCDP_CHANNEL_TURN, d->heads, sizeof *d->heads, &ns);
     if (status) return status;
     d->wire_bytes = wire_bytes_of(d);

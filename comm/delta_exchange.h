@@ -12,7 +12,7 @@
 typedef struct fcdp_delta_head { /* of a member; all zeroes but for the gains: it has no base */
     uint64_t wire_bytes;         /* 0: there are too many differences */
     uint64_t base, shards;       /* fingerprints of the base of all members, and of its own shards */
-    int64_t gain_ns;             /* what it expects of differences, in this gather */
+    int64_t gain_ns;             /* by_gain: what it expects of differences, in this gather */
     int64_t most_ns;             /* and would if there were none */
     uint64_t may_decode_behind;  /* its stream has FCDP_DELTA_DECODE, behind the turn */
 } fcdp_delta_head;
