@@ -1,8 +1,8 @@
 /* exchange.c - makes what exchanges host memory between the nodes beside NCCL.
  *
  * Python carries the cards of the members to each other and says what the job's environment tells of its
- * network. After that no exchange needs Python: a stream waits for it, and a program may
- * have the GIL while it waits for that stream.
+ * network. After that no exchange needs Python: a stream waits for it, and a program may have the GIL while
+ * it waits for that stream.
  */
 #include "torch_plugin/exchange.h"
 
