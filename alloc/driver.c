@@ -371,6 +371,18 @@ void fcdp__driver_work_begin(const fcdp_driver *drv, uint64_t from_ns) {
     if (drv->sim.work_begin) drv->sim.work_begin(from_ns);
 }
 
+uint64_t fcdp__driver_work_end(const fcdp_driver *drv) {
+    return drv->sim.work_end ? drv->sim.work_end() : 0;
+}
+
+uint64_t fcdp__driver_work_here(const fcdp_driver *drv) {
+    return drv->sim.here_ns ? drv->sim.here_ns() : 0;
+}
+
+void fcdp__driver_work_until(const fcdp_driver *drv, uint64_t ns) {
+    if (ns > fcdp__driver_work_here(drv)) drv->sim.end_at(ns);
+}
+
 /* Its partners: the device's wait, and on the simulated device an acquire. */
 void fcdp__driver_word_store(const fcdp_driver *drv, uint32_t *word, uint32_t value) {
     if (drv->sim.word_store)

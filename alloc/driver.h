@@ -205,6 +205,12 @@ void fcdp__driver_announce(fcdp_driver *drv, const fcdp_access *accesses, size_t
  * host function hands it over (returns the time; 0 on CUDA), and the calling thread's begins, no sooner. */
 uint64_t fcdp__driver_work_hand(const fcdp_driver *drv);
 void fcdp__driver_work_begin(const fcdp_driver *drv, uint64_t from_ns);
+/* The modelled time that the calling thread's work has come to; 0 on CUDA. */
+uint64_t fcdp__driver_work_here(const fcdp_driver *drv);
+/* It ends there, for a thread that waits for this one. */
+uint64_t fcdp__driver_work_end(const fcdp_driver *drv);
+/* It goes on from `ns`, if that is later. */
+void fcdp__driver_work_until(const fcdp_driver *drv, uint64_t ns);
 /* On CUDA too: a store with release, which ends that work. What the calling thread has written before is
  * there for what a stream does behind fcdp__driver_wait_value32. */
 void fcdp__driver_word_store(const fcdp_driver *drv, uint32_t *word, uint32_t value);

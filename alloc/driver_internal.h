@@ -155,6 +155,9 @@ struct sim_calls {
     int (*module_define)(const struct simgpu_module *module);
     uint64_t (*work_hand)(void);
     void (*work_begin)(uint64_t from_ns);
+    uint64_t (*work_end)(void);
+    uint64_t (*here_ns)(void);
+    void (*end_at)(uint64_t end_ns);
     void (*word_store)(uint32_t *word, uint32_t value);
 };
 

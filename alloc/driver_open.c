@@ -67,6 +67,9 @@ static bool sim_answers(fcdp_driver *drv, const char *sim_library, char *reason_
     *(void **)&drv->sim.module_define = dlsym(drv->library, "simgpu_module_define");
     *(void **)&drv->sim.work_hand = dlsym(drv->library, "simgpu_work_hand");
     *(void **)&drv->sim.work_begin = dlsym(drv->library, "simgpu_work_begin");
+    *(void **)&drv->sim.work_end = dlsym(drv->library, "simgpu_work_end");
+    *(void **)&drv->sim.here_ns = dlsym(drv->library, "simgpu_here_ns");
+    *(void **)&drv->sim.end_at = dlsym(drv->library, "simgpu_end_at");
     *(void **)&drv->sim.word_store = dlsym(drv->library, "simgpu_word_store");
     return device_answers(drv, reason_out, n_reason);
 }

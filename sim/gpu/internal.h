@@ -151,6 +151,9 @@ int simgpu__timeline_open(const char *pattern);
  * its name. */
 void simgpu__timeline_op(const struct sim_op *op, uint64_t begin_ns, unsigned stream, const char *stream_name,
                          unsigned *named);
+/* What a host function handed to the calling thread, which has a name of its own, ended: in modelled time,
+ * and from `begin_ns` on by the clock. */
+void simgpu__timeline_work(uint64_t ready_ns, uint64_t begin_ns, uint64_t finish_ns);
 /* The calling thread waited. */
 void simgpu__timeline_wait(const char *entry, const char *label, uint64_t begin_ns, uint64_t end_ns);
 

@@ -132,11 +132,11 @@ SIMGPU_API int simgpu_stream_name(void *stream, const char *text);
 
 /* Writes what happens from now on to a file as a Chrome trace, which chrome://tracing and Perfetto open: a
  * row per stream with its operations (and its waits, where it waited), a row per thread with the calls in
- * which it waited. "%p" in the path is the process's id. A timeline that was on ends first, as it does when
- * the process exits; a reset does not end it. What has a modelled end has "ready_us", the modelled time from
- * when it could run, and "modelled_us", how long it then took. Times are the monotonic clock's in
- * microseconds, so that files of several processes fit together: sim/gpu/merge_timelines.py. Returns 0,
- * or -1 with errno. */
+ * which it waited and the work that host functions handed to it. "%p" in the path is the process's id. A
+ * timeline that was on ends first, as it does when the process exits; a reset does not end it. What has a
+ * modelled end has "ready_us", the modelled time from when it could run, and "modelled_us", how long it then
+ * took. Times are the monotonic clock's in microseconds, so that files of several processes fit together:
+ * sim/gpu/merge_timelines.py. Returns 0, or -1 with errno. */
 SIMGPU_API int simgpu_timeline_begin(const char *path);
 SIMGPU_API void simgpu_timeline_end(void);
 
@@ -188,6 +188,9 @@ SIMGPU_API uint64_t simgpu_work_hand(void);
 /* In the thread: the work begins then, or when the thread's last work ended, if that is later. simgpu_here_ns
  * and simgpu_end_at are the thread's from here on, and simgpu_set_core applies. */
 SIMGPU_API void simgpu_work_begin(uint64_t from_ns);
+/* It ends without a word, for a thread that waits for this one. Returns its modelled end, where simgpu_end_at
+ * may put that thread; 0: the thread has never had such work. */
+SIMGPU_API uint64_t simgpu_work_end(void);
 /* It ends, and stores the word at its modelled end, from when the stream goes on. That orders nothing: all
  * that the work did counts as the host function's, which the stream is behind. */
 SIMGPU_API void simgpu_word_store(uint32_t *word, uint32_t value);

@@ -135,16 +135,38 @@ void simgpu__timeline_op(const struct sim_op *op, uint64_t begin_ns, unsigned st
     pthread_mutex_unlock(&timeline.lock);
 }
 
-/* As above; a thread's row is its own, so its note of the name needs no lock. */
-void simgpu__timeline_wait(const char *entry, const char *label, uint64_t begin_ns, uint64_t end_ns) {
-    static _Thread_local unsigned named;
+/* As above; a thread's row is its own, so its notes of the name need no lock. The last name counts. */
+static int thread_row(bool has_name) {
+    static _Thread_local unsigned named, named_well;
     int row = simgpu__thread_id();
     char name[64];
+    if (has_name ? named_well == timeline.generation : named == timeline.generation) return row;
+    if (has_name)
+        pthread_getname_np(pthread_self(), name, sizeof name);
+    else
+        snprintf(name, sizeof name, row == getpid() ? "main thread" : "thread %d", row);
+    put_name("thread_name", row, name);
+    named = timeline.generation;
+    if (has_name) named_well = named;
+    return row;
+}
+
+void simgpu__timeline_work(uint64_t ready_ns, uint64_t begin_ns, uint64_t finish_ns) {
+    uint64_t end_ns = simgpu__now_ns();
     pthread_mutex_lock(&timeline.lock);
     if (simgpu__timeline_is_on()) {
-        snprintf(name, sizeof name, row == getpid() ? "main thread" : "thread %d", row);
-        if (named != timeline.generation) put_name("thread_name", row, name);
-        named = timeline.generation;
+        put_event("work", "work", thread_row(true), begin_ns, end_ns);
+        put("\"ready_us\":%.3f,\"modelled_us\":%.3f}}", (double)ready_ns / 1e3,
+            (double)(finish_ns - ready_ns) / 1e3);
+        event_done(end_ns);
+    }
+    pthread_mutex_unlock(&timeline.lock);
+}
+
+void simgpu__timeline_wait(const char *entry, const char *label, uint64_t begin_ns, uint64_t end_ns) {
+    pthread_mutex_lock(&timeline.lock);
+    if (simgpu__timeline_is_on()) {
+        int row = thread_row(false);
         put_event(entry, "wait", row, begin_ns, end_ns);
         put("\"thread\":%d", row);
         put_label(label);

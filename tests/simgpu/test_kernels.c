@@ -1,4 +1,5 @@
 /* Kernels: how long they hold their stream, what they may touch, what they compute. */
+#include <pthread.h>
 #include <string.h>
 #include <time.h>
 
@@ -293,6 +294,44 @@ static void a_stream_goes_on_from_when_its_number_was_stored(void **state) {
     host_destroy(word, PAGE);
 }
 
+/* Far from now: who waits until a modelled time comes, waits for longer than any test may take. */
+struct ended {
+    uint64_t from_ns, none_ns, computed_ns, end_ns, behind_ns, next_ns, later_from_ns, later_ns;
+};
+
+static void *work_ends(void *data) {
+    struct ended *of = data;
+    int core_ms = 2;
+    of->none_ns = simgpu_work_end();
+    simgpu_work_begin(of->from_ns);
+    computes(&core_ms);
+    of->computed_ns = simgpu_here_ns();
+    of->end_ns = simgpu_work_end();
+    of->behind_ns = simgpu_here_ns();
+    computes(&core_ms); /* does not count */
+    simgpu_work_begin(of->from_ns);
+    of->next_ns = simgpu_here_ns();
+    (void)simgpu_work_end();
+    of->later_from_ns = of->next_ns + 300 * MS;
+    simgpu_work_begin(of->later_from_ns);
+    of->later_ns = simgpu_here_ns();
+    return NULL;
+}
+
+static void a_thread_s_work_ends_without_a_word(void **state) {
+    (void)state;
+    struct ended of = {.from_ns = now_ns() + 3600000 * MS};
+    pthread_t thread;
+    simgpu_set_core(CORE_TIMES);
+    assert_int_equal(pthread_create(&thread, NULL, work_ends, &of), 0);
+    pthread_join(thread, NULL);
+    assert_int_equal(of.none_ns, 0);
+    assert_true(of.computed_ns >= of.from_ns + 2 * CORE_TIMES * MS);
+    assert_in_range(of.end_ns, of.computed_ns, of.behind_ns);
+    assert_in_range(of.next_ns, of.end_ns, of.end_ns + 10 * MS);
+    assert_in_range(of.later_ns, of.later_from_ns, of.later_from_ns + 10 * MS);
+}
+
 /* ---- several streams ---- */
 
 /* The second computes for 2 ms, ten times, from the first one's modelled end on. One that stands for a device
@@ -496,6 +535,7 @@ int main(void) {
         test(a_host_function_that_hands_its_work_over_takes_no_time),
         test(a_thread_s_work_takes_its_core_s_time),
         test(a_stream_goes_on_from_when_its_number_was_stored),
+        test(a_thread_s_work_ends_without_a_word),
         test(kernels_of_two_streams_run_at_once),
         test(an_idle_stream_saves_no_time_up),
         test(the_null_stream_waits_for_kernels_of_blocking_streams),

@@ -1,8 +1,10 @@
 /* The timeline: that it is JSON, which threads and streams are in it and when, and that it ends properly. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tests/simgpu/support.h"
@@ -147,6 +149,60 @@ static void streams_and_threads_have_rows(void **state) {
     host_destroy(pinned, 4096);
 }
 
+/* Its modelled times are exact where cores take none of it, and they lie ahead. */
+struct works {
+    uint32_t *word;
+    uint64_t from_ns, begin_ns, end_ns;
+    int row;
+};
+
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void *thread_works(void *data) {
+    struct works *of = data;
+    of->row = gettid();
+    pthread_setname_np(pthread_self(), "decoder \"7\"");
+    (void)simgpu_work_end(); /* there is none yet */
+    simgpu_work_begin(now_ns());
+    simgpu_word_store(of->word, 1);
+    of->from_ns = now_ns() + 3600000 * MS;
+    of->begin_ns = now_ns();
+    simgpu_work_begin(of->from_ns);
+    simgpu_end_at(of->from_ns + 7 * MS);
+    (void)simgpu_work_end();
+    of->end_ns = now_ns();
+    (void)simgpu_work_end(); /* it has ended */
+    return NULL;
+}
+
+static void the_work_of_threads_is_in_rows_of_their_names(void **state) {
+    (void)state;
+    struct works of = {.word = host_make(PAGE, true)};
+    pthread_t thread;
+    char part[64];
+    assert_int_equal(simgpu_timeline_begin(path), 0);
+    assert_int_equal(pthread_create(&thread, NULL, thread_works, &of), 0);
+    pthread_join(thread, NULL);
+    simgpu_timeline_end();
+    read_timeline(path);
+    assert_int_equal(count("\"name\":\"work\",\"cat\":\"work\""), 2);
+    assert_int_equal(count("\"args\":{\"name\":\"decoder \\\"7\\\"\"}"), 1);
+    assert_true(number_in("decoder", "tid") == of.row);
+    snprintf(part, sizeof part, "\"ready_us\":%.3f", (double)of.from_ns / 1e3);
+    assert_int_equal(count(part), 1);
+    assert_true(number_in(part, "modelled_us") == 7000);
+    assert_true(number_in(part, "tid") == of.row);
+    assert_true(number_in(part, "pid") == getpid());
+    double begin_us = number_in(part, "ts"), end_us = begin_us + number_in(part, "dur");
+    assert_true(begin_us >= (double)of.begin_ns / 1e3 - 0.01 && end_us <= (double)of.end_ns / 1e3 + 0.01);
+    OK(cuMemHostUnregister(of.word));
+    host_destroy(of.word, PAGE);
+}
+
 static void the_environment_begins_it_and_a_reset_does_not_end_it(void **state) {
     (void)state;
     char pattern[96], named[128];
@@ -216,6 +272,7 @@ int main(void) {
         /* first: under TSan, a process that has had threads forks none that starts some */
         filed(an_exit_ends_it_and_a_child_s_exit_does_not),
         filed(streams_and_threads_have_rows),
+        filed(the_work_of_threads_is_in_rows_of_their_names),
         filed(the_environment_begins_it_and_a_reset_does_not_end_it),
         filed(a_path_that_cannot_be_written_is_refused),
         filed(every_operation_is_in_it),
