@@ -8,12 +8,17 @@
 
 /* The library's, by the linker. */
 static bool starts_no_thread;
+static unsigned n_that_start; /* nevertheless, and first; set where one thread starts them */
 int __real_fcdp__thread_start(void *(*body)(void *), void *arg, pthread_t *thread_out);
 int __wrap_fcdp__thread_start(void *(*body)(void *), void *arg, pthread_t *thread_out);
 
 __attribute__((visibility("default"))) int __wrap_fcdp__thread_start(void *(*body)(void *), void *arg,
                                                                      pthread_t *thread_out) {
-    return starts_no_thread ? EAGAIN : __real_fcdp__thread_start(body, arg, thread_out);
+    if (starts_no_thread) {
+        if (!n_that_start) return EAGAIN;
+        n_that_start--;
+    }
+    return __real_fcdp__thread_start(body, arg, thread_out);
 }
 
 #endif

@@ -1,38 +1,22 @@
 /* Workers: in which order jobs run, what streams are behind, jobs that end before their turn. Linked with
  * --wrap of the driver's wait for a word and of its store, to know that a stream has come to its job, and to
  * hold the worker where it stores. Whatever could hang is waited for with a limit. */
-#include <dirent.h>
 #include <pthread.h>
 #include <sched.h>
-#include <semaphore.h>
-#include <time.h>
 
 #include "alloc/pinned.h"
 #include "alloc/worker.h"
 #include "tests/alloc/driver_world.h"
+#include "tests/alloc/threads.h"
 #include "tests/fail_thread.h"
 
-enum { N_STREAMS = 4, N_WORKERS = 2, LIMIT_S = 30 };
+enum { N_STREAMS = 4, N_WORKERS = 2 };
 
 /* ---- waiting ---- */
 
 typedef struct gate {
     sem_t entered, opened;
 } gate;
-
-static bool came(sem_t *semaphore) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += LIMIT_S;
-    while (sem_timedwait(semaphore, &until))
-        if (errno != EINTR) return false;
-    return true;
-}
-
-#define assert_came(semaphore)                                                                               \
-    do {                                                                                                     \
-        if (!came(semaphore)) fail_msg("%s did not come", #semaphore);                                       \
-    } while (0)
 
 static void gate_init(gate *gate) {
     sem_init(&gate->entered, 0, 0);
@@ -96,28 +80,6 @@ static crew crew_create(void) {
     crew c = crew_create_idle();
     for (int i = 0; i < N_WORKERS; i++) assert_ok(fcdp__worker_create(c.w.drv, names[i], &c.workers[i]));
     return c;
-}
-
-/* A thread that was joined may still be listed for a moment. */
-static void assert_no_thread(void) {
-    struct timespec now, until;
-    size_t n;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    do {
-        n = 0;
-        DIR *tasks = opendir("/proc/self/task");
-        assert_non_null(tasks);
-        for (struct dirent *task; (task = readdir(tasks));) {
-            char path[300], name[32] = "";
-            snprintf(path, sizeof path, "/proc/self/task/%s/comm", task->d_name);
-            FILE *file = fopen(path, "re");
-            if (file && fgets(name, sizeof name, file)) n += strncmp(name, "fcdp-test-", 10) == 0;
-            if (file) fclose(file);
-        }
-        closedir(tasks);
-        clock_gettime(CLOCK_MONOTONIC, &now);
-    } while (n && now.tv_sec - until.tv_sec < LIMIT_S);
-    assert_int_equal(n, 0);
 }
 
 static void crew_destroy(crew *c) {
@@ -562,13 +524,6 @@ static void without_words_jobs_are_host_functions(void **state) {
 }
 
 /* ---- modelled time ---- */
-
-static void compute(void *core_ns) {
-    struct timespec now, begin;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin);
-    do clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    while ((now.tv_sec - begin.tv_sec) * 1000000000 + now.tv_nsec - begin.tv_nsec < *(int64_t *)core_ns);
-}
 
 static void stamp(void *data) {
     **(uint64_t **)data = simgpu_ready_ns();
