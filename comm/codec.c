@@ -575,16 +575,31 @@ size_t fcdp__delta_encode(const void *base, const void *now, size_t bytes, unsig
 }
 
 fcdp_status fcdp__delta_decode(const void *base, void *out, size_t bytes, unsigned element_bytes,
-                               const void *wire_in, size_t wire_bytes) {
+                               const void *wire, size_t wire_bytes) {
+    return fcdp__delta_decode_range(base, out, bytes, element_bytes, wire, wire_bytes, 0, bytes);
+}
+
+fcdp_status fcdp__delta_decode_range(const void *base, void *out, size_t bytes, unsigned element_bytes,
+                                     const void *wire_in, size_t wire_bytes, size_t begin, size_t end) {
     const coder *c = coder_for(element_bytes);
     const uint8_t *from = base, *wire = wire_in;
     uint8_t *to = out, buffer[BLOCK_MAX_BYTES + READ_AHEAD_BYTES];
     const size_t block_bytes = block_bytes_of(element_bytes), n_blocks = blocks_of(bytes, element_bytes);
+    const size_t first = begin / block_bytes, until = blocks_of(end, element_bytes);
     size_t at = n_blocks * sizeof(uint16_t);
+    FCDP_CHECK(2, begin % block_bytes == 0 && (end % block_bytes == 0 || end == bytes));
     if (at > wire_bytes)
         return fcdp__fail(FCDP_ERR_INVALID, "a wire of %zu bytes has no table of %zu blocks", wire_bytes,
                           n_blocks);
-    for (size_t i = 0; i < n_blocks; i++) {
+    for (size_t i = 0; i < first; i++) {
+        uint16_t payload;
+        memcpy(&payload, wire + i * sizeof payload, sizeof payload);
+        at += payload; /* at most 64 KiB a block */
+    }
+    if (at > wire_bytes)
+        return fcdp__fail(FCDP_ERR_INVALID, "%zu blocks of %zu take more than a wire of %zu bytes", first,
+                          n_blocks, wire_bytes);
+    for (size_t i = first; i < until; i++) {
         size_t done = i * block_bytes, here = bytes - done < block_bytes ? bytes - done : block_bytes;
         uint16_t payload;
         memcpy(&payload, wire + i * sizeof payload, sizeof payload);
@@ -613,7 +628,7 @@ fcdp_status fcdp__delta_decode(const void *base, void *out, size_t bytes, unsign
             return fcdp__fail(FCDP_ERR_INVALID, "block %zu of %zu on a wire of %zu bytes is malformed", i,
                               n_blocks, wire_bytes);
     }
-    if (at != wire_bytes)
+    if (until == n_blocks && at != wire_bytes)
         return fcdp__fail(FCDP_ERR_INVALID, "a wire of %zu bytes has %zu beyond its last block", wire_bytes,
                           wire_bytes - at);
     return FCDP_OK;

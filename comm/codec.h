@@ -63,6 +63,13 @@ size_t fcdp__delta_block_encode(const void *base, const void *now, size_t bytes,
 fcdp_status fcdp__delta_decode(const void *base, void *out, size_t bytes, unsigned element_bytes,
                                const void *wire, size_t wire_bytes) FCDP_MUST_CHECK;
 
+/* Of the bytes from `begin` until `end` alone, each a multiple of FCDP_DELTA_BLOCK values (of 4096 bytes, if
+ * element_bytes is neither 2 nor 4) or the array's end: for threads side by side. If all ranges of an array
+ * are FCDP_OK, so is the whole. */
+fcdp_status fcdp__delta_decode_range(const void *base, void *out, size_t bytes, unsigned element_bytes,
+                                     const void *wire, size_t wire_bytes, size_t begin,
+                                     size_t end) FCDP_MUST_CHECK;
+
 /* For tests and benchmarks: true: the C code for any processor, also where there is a faster one. */
 extern bool fcdp__delta_portable;
 

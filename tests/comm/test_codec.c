@@ -421,6 +421,145 @@ static void test_every_header(void **state) {
     fcdp__delta_portable = false;
 }
 
+/* ---- ranges ---- */
+
+enum { MOST_RANGES = 12, RANGES_BYTES = 7 * 4 * FCDP_DELTA_BLOCK };
+
+typedef struct range {
+    size_t begin, end;
+} range;
+
+/* An array's blocks in ranges at random, empty ones among them, in random order; returns how many. */
+static size_t ranges_cut(size_t n, unsigned element_bytes, range *ranges, test_random *seed) {
+    const size_t block_bytes = FCDP_DELTA_BLOCK * (element_bytes == 4 ? 4 : 2), n_whole = n / block_bytes;
+    size_t n_ranges = 1 + random_below(seed, MOST_RANGES), cuts[MOST_RANGES + 1] = {0};
+    for (size_t i = 1; i < n_ranges; i++) { /* each in its place */
+        size_t cut = block_bytes * random_below(seed, (uint32_t)n_whole + 1), at = i;
+        for (; cuts[at - 1] > cut; at--) cuts[at] = cuts[at - 1];
+        cuts[at] = cut;
+    }
+    cuts[n_ranges] = n;
+    for (size_t i = 0; i < n_ranges; i++) {
+        size_t at = random_below(seed, (uint32_t)i + 1);
+        ranges[i] = ranges[at];
+        ranges[at] = (range){cuts[i], cuts[i + 1]};
+    }
+    return n_ranges;
+}
+
+/* Decodes the wire, of exactly so many bytes, range by range, and as a whole: the one is as good as the
+ * other. Nothing but its range is written by any, refused or not. `now`: what has to come of it; NULL: what
+ * the whole gives. */
+static fcdp_status ranges_decode(const uint8_t *base, const uint8_t *now, size_t n, unsigned element_bytes,
+                                 const uint8_t *wire, size_t wire_bytes, test_random *seed) {
+    static uint8_t expected[RANGES_BYTES];
+    guarded exact = guarded_create(wire_bytes, 0), out = guarded_create(n, random_below(seed, 9));
+    guarded whole = guarded_create(n, 0);
+    range ranges[MOST_RANGES];
+    size_t n_ranges = ranges_cut(n, element_bytes, ranges, seed);
+    bool in_place = random_below(seed, 2), refused = false;
+    if (wire_bytes) memcpy(exact.bytes, wire, wire_bytes);
+    fcdp_status status = fcdp__delta_decode(base, whole.bytes, n, element_bytes, exact.bytes, wire_bytes);
+    if (!now) now = whole.bytes;
+    if (n && in_place)
+        memcpy(out.bytes, base, n);
+    else
+        bytes_fill(out.bytes, n, seed);
+    if (n) memcpy(expected, out.bytes, n);
+    for (size_t i = 0; i < n_ranges; i++) {
+        const range *r = &ranges[i];
+        fcdp_status one = fcdp__delta_decode_range(in_place ? out.bytes : base, out.bytes, n, element_bytes,
+                                                   exact.bytes, wire_bytes, r->begin, r->end);
+        if (one) assert_int_equal(one, FCDP_ERR_INVALID);
+        refused |= one != FCDP_OK;
+        memcpy(expected + r->begin, (one || status ? out.bytes : now) + r->begin, r->end - r->begin);
+        if (n && memcmp(out.bytes, expected, n) != 0)
+            fail_msg("bytes %zu to %zu of %zu, of width %u (%zu of %zu ranges, %s): not what they should be",
+                     r->begin, r->end, n, element_bytes, i, n_ranges, in_place ? "in place" : "elsewhere");
+    }
+    if (refused != (status != FCDP_OK))
+        fail_msg("%zu bytes of width %u on a wire of %zu: the whole %d, but %s range is refused", n,
+                 element_bytes, wire_bytes, status, refused ? "a" : "no");
+    guarded_destroy(&whole);
+    guarded_destroy(&out);
+    guarded_destroy(&exact);
+    return status;
+}
+
+/* An array of random changes, or none at all, or nothing in common in some of its blocks. Returns the wire's
+ * bytes. */
+static size_t ranges_sample(uint8_t *base, uint8_t *now, size_t n, unsigned element_bytes, uint8_t *wire,
+                            size_t capacity, test_random *seed) {
+    bytes_fill(base, n, seed);
+    memcpy(now, base, n);
+    for (size_t at = 0; at < n && random_below(seed, 6); at += 4096) {
+        size_t here = n - at < 4096 ? n - at : 4096;
+        uint32_t kind = random_below(seed, 4);
+        double share = pow(2, -10.0 * uniform(seed));
+        if (kind == 0) bytes_fill(now + at, here, seed);
+        if (kind >= 2) walk(now + at, here, element_bytes == 4 ? 4 : 2, share, random_below(seed, 16), seed);
+    }
+    size_t used = fcdp__delta_encode(base, now, n, element_bytes, wire, capacity);
+    assert_true(used > 0 || n == 0);
+    return used;
+}
+
+static const unsigned RANGES_WIDTHS[] = {2, 4, 8, 3};
+
+/* Up to 6 blocks, with a tail or without. */
+static size_t ranges_bytes(unsigned element_bytes, test_random *seed) {
+    const uint32_t block_bytes = FCDP_DELTA_BLOCK * (element_bytes == 4 ? 4 : 2);
+    return (size_t)block_bytes * random_below(seed, 7) +
+           (random_below(seed, 2) ? random_below(seed, random_below(seed, 2) ? 100 : block_bytes) : 0);
+}
+
+static void test_ranges_are_as_the_whole(void **state) {
+    (void)state;
+    static uint8_t base[RANGES_BYTES], now[RANGES_BYTES], wire[RANGES_BYTES + 64];
+    test_random seed = {random_seed(__func__, fcdp__now_ns())};
+    for (int k = 0; k < 1500; k++) {
+        unsigned width = RANGES_WIDTHS[k % 4];
+        size_t n = ranges_bytes(width, &seed);
+        size_t used = ranges_sample(base, now, n, width, wire, sizeof wire, &seed);
+        fcdp__delta_portable = k / 4 % 2;
+        assert_ok(ranges_decode(base, now, n, width, wire, used, &seed));
+    }
+    fcdp__delta_portable = false;
+}
+
+/* Cut, longer, and spoilt in the table or in the payloads. */
+static void test_a_wire_that_is_none_is_refused_by_a_range(void **state) {
+    (void)state;
+    static uint8_t base[RANGES_BYTES], now[RANGES_BYTES], wire[RANGES_BYTES + 64];
+    test_random seed = {random_seed(__func__, fcdp__now_ns())};
+    size_t n_refused = 0, n_spoilt = 0;
+    for (int k = 0; k < 300; k++) {
+        unsigned width = RANGES_WIDTHS[k % 4];
+        size_t n = ranges_bytes(width, &seed);
+        size_t used = ranges_sample(base, now, n, width, wire, sizeof wire - 64, &seed);
+        uint32_t table = (uint32_t)(fcdp__delta_bound(n) - n); /* of blocks of 2 bytes a value */
+        fcdp__delta_portable = k / 4 % 2;
+        for (int i = 0; i < 12; i++) {
+            uint32_t below = i < 6 || !table ? (uint32_t)used : table;
+            size_t at = below ? random_below(&seed, below) : 0;
+            uint8_t was = wire[at];
+            wire[at] ^= (uint8_t)(1 + random_below(&seed, 255));
+            n_refused += ranges_decode(base, NULL, n, width, wire, used, &seed) != FCDP_OK;
+            n_spoilt++;
+            wire[at] = was;
+        }
+        for (int i = 0; i < 6; i++) {
+            size_t cut = i < 3 && used ? 1 + random_below(&seed, i ? (uint32_t)used : 1) : 0;
+            size_t wire_bytes = i < 3 ? used - cut : used + 1 + random_below(&seed, 60);
+            fcdp_status status = ranges_decode(base, NULL, n, width, wire, wire_bytes, &seed);
+            assert_int_equal(status, wire_bytes == used ? FCDP_OK : FCDP_ERR_INVALID);
+        }
+    }
+    fcdp__delta_portable = false;
+    print_message("%zu of %zu spoilt wires are refused\n", n_refused, n_spoilt);
+    assert_true(n_refused > 0 && n_refused < n_spoilt);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_weights_are_small_on_the_wire),
@@ -435,6 +574,8 @@ int main(void) {
         cmocka_unit_test(test_known_wires),
         cmocka_unit_test(test_a_flipped_wire_harms_nothing),
         cmocka_unit_test(test_every_header),
+        cmocka_unit_test(test_ranges_are_as_the_whole),
+        cmocka_unit_test(test_a_wire_that_is_none_is_refused_by_a_range),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
