@@ -114,6 +114,10 @@ typedef struct option_parser {
       "whole from the node's host memory; auto: slice over NCCL, whole over gloo and for models on "         \
       "the CPU",                                                                                             \
       FIELD(CHOICE, restore, 0, 0))                                                                          \
+    X(EXPERT, "FCDP_CODEC_THREADS", "0..64", "0",                                                            \
+      "with FCDP_CODEC=delta on a GPU, how many threads of a rank decode what one gather has brought; 0: "   \
+      "half of the rank's share of the cores, at most 4",                                                    \
+      FIELD(INT, codec_threads, 0, 64))                                                                      \
     X(EXPERT, "FCDP_HOST_COPIES", "node|numa", "node",                                                       \
       "where each rank restores the whole (FCDP_RESTORE), the copies of a group in a node's host memory: "   \
       "node: one; numa: one in each NUMA node of the ranks' devices, all in FCDP_HOST_BUDGET, so that each " \

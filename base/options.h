@@ -65,6 +65,7 @@ typedef struct fcdp_options {
     fcdp_alloc_mode alloc;         /* FCDP_ALLOC=fcdp|native: the allocator of tensors on a GPU */
     fcdp_transport_mode transport; /* FCDP_TRANSPORT=auto|nccl|torch: what carries collectives */
     fcdp_codec_mode codec; /* FCDP_CODEC=none|delta|auto|int8: what of a stale parameter crosses the nodes */
+    int codec_threads;     /* FCDP_CODEC_THREADS; 0: by the cores */
     /* FCDP_LOCAL_SIZE, ranks per node; 0: from the launcher (LOCAL_WORLD_SIZE) */
     int local_size;
     size_t device_budget_bytes; /* FCDP_DEVICE_BUDGET, e.g. 8G; 0: what is free but the headroom */

@@ -247,7 +247,7 @@ fcdp_status fcdp_groups_coalesce(fcdp_group *const *groups, const uint64_t *inpu
                         fcdp_error_text());
     fcdp_failure failure = fcdp__failure_keep(fcdp__comm_fail(comm, status));
     bool delta = comm->deltas_together.last; /* no event of a group's tells of what was enqueued then */
-    for (int i = 0; i < FCDP_N_INTER && delta; i++)
+    for (int i = 0; i < FCDP_N_STREAMS && delta; i++)
         if (fcdp__driver_stream_sync(engine->drv, comm->set->streams[i]))
             fcdp__log(FCDP_LOG_DEBUG, "'%s': %s", groups[0]->name, fcdp_error_text());
     return fcdp__failure_restore(&failure);

@@ -2,15 +2,16 @@
  * is in delta_exchange.c.
  *
  * What the host does for a gather are stages in its stream's order: it encodes, then in the lane's turn the
- * bytes cross; on a device they are decoded behind the turn, and mostly stored, on the stream of copies to
- * the host. There workers do that (alloc/worker.h); where the host computes, host functions do, and decode in
- * the turn. What they read and write lies in device memory where the host computes, and else in page-locked
- * memory, with copies before and behind (delta_device.c).
+ * differences cross; on a device they are decoded and judged behind the turn, and mostly stored, on the
+ * stream of copies to the host. There workers do that (alloc/worker.h); where the host computes, host
+ * functions do, and decode in the turn. What they read and write lies in device memory where the host
+ * computes, and else in page-locked memory, with copies beside them and behind (delta_device.c).
  */
 #include "comm/delta.h"
 
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "comm/delta_exchange.h"
 #include "comm/trace.h"
@@ -83,9 +84,11 @@ static void delta_free(delta *d) {
     free(d);
 }
 
-/* What a gather kept on the device is the next one's. */
+/* What a gather kept on the device, and the name of what it brought, are the next one's. Of several groups'
+ * gather, some may have ended. */
 static void delta_end(delta *d) {
     fcdp__own_bases_learn(d);
+    d->state->named = (fcdp_delta_named){d->name, d->brings, d->stores};
     if (d->decodes_behind && d->decode_ns > 0)
         fcdp__delta_rate_note(&d->comm->delta_rates.decode_ns, d->decode_ns);
     delta_free(d);
@@ -165,6 +168,16 @@ fcdp_base fcdp__delta_base(fcdp_group *group, uint32_t span) {
     return fcdp__region_base_of(group->region, span, fcdp__group_by_slice(group));
 }
 
+/* Of which bytes, `fill` fills behind the base. */
+static uint64_t cuts_fingerprint(const delta *d, uint32_t fill) {
+    uint64_t all = 0;
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
+        const uint64_t of[] = {c->group->id, c->index, c->from.epoch + fill};
+        all = fcdp__fingerprint_by_host(of, sizeof of, all);
+    }
+    return all;
+}
+
 static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_delta_cut *cuts, size_t n,
                          const fcdp_delta_way *way) {
     uint32_t which = way->inter == comm->set->streams[FCDP_STREAM_INTER_0] ? 0 : 1;
@@ -190,16 +203,23 @@ static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_de
                            fcdp__driver_has_values(comm->engine->drv);
     heads[d->me].may_decode_behind = d->may_decode_behind;
     d->heads = heads;
+    bool of_others = false;
     for (const fcdp_delta_cut *c = cuts; c < cuts + n; c++) {
         d->cuts[d->n_cuts++] = (cut){.group = c->group,
                                      .from = c->base,
                                      .span = c->group->layout->extents[c->extent].span,
+                                     .index = c->extent,
                                      .bytes = c->part.bytes,
                                      .number = (fcdp_number)c->group->numbers[c->extent],
                                      .element_bytes = c->group->element_bytes[c->extent] == 2 ? 2 : 4};
         d->bytes += c->part.bytes;
         d->encodes = d->encodes && c->base.where != FCDP_BASE_NOWHERE;
+        of_others = of_others || c->base.of_others;
     }
+    const fcdp_delta_named *named = &state->named;
+    if (d->encodes && named->cuts == cuts_fingerprint(d, 0) && (named->stored_by_host || !of_others))
+        d->base_name = named->name;
+    d->brings = cuts_fingerprint(d, 1);
     d->next = state->last;
     state->last = d;
     return d;
@@ -277,16 +297,21 @@ static void announce_list(const delta *d, access_list *list) {
     free(list->at);
 }
 
-static void announce(const delta *d, bool crosses) {
+/* In the turn all of the three stages behind the first one may come to pass. */
+static void announce(const delta *d, fcdp_delta_stage stage) {
     access_list list = {0};
+    bool encodes = stage == FCDP_DELTA_ENCODE;
+    if (d->fetches_beside && stage == FCDP_DELTA_CROSS) return;
     for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
         bool is_in_place = c->shard == fcdp__delta_row(c->places, d->me);
-        if (!crosses) access_add(&list, c->shard, c->bytes, false);
-        if (!crosses && c->slots) access_add(&list, c->slots, c->slots_bytes, false);
+        if (encodes && c->slots) access_add(&list, c->slots, c->slots_bytes, false);
+        if (encodes && d->fetches_beside) continue;
+        if (encodes) access_add(&list, c->shard, c->bytes, false);
         for (uint32_t b = 0; b < d->n; b++) {
-            if (d->encodes && !(crosses && b == d->me)) base_add(&list, c, b);
-            if (crosses || (b == d->me && !is_in_place))
-                access_add(&list, fcdp__delta_row(c->places, b), c->bytes, crosses != (b == d->me));
+            bool is_mine = b == d->me;
+            if (d->encodes && stage != FCDP_DELTA_JUDGE && (encodes || !is_mine)) base_add(&list, c, b);
+            if (is_mine ? stage != FCDP_DELTA_DECODE && !(encodes && is_in_place) : !encodes)
+                access_add(&list, fcdp__delta_row(c->places, b), c->bytes, encodes == is_mine);
         }
     }
     announce_list(d, &list);
@@ -318,11 +343,29 @@ static fcdp_status stores_await(const delta *d, fcdp_stream inter) {
 
 /* ---- one gather ---- */
 
-static fcdp_status workers_make(fcdp_stream_set *set) {
+/* Of each of two gathers that may decode at once: half of this rank's share of the cores. Where something has
+ * chosen the process's cores, they are taken for its own; FCDP itself binds it to those of a NUMA node. */
+static unsigned n_decoders(const fcdp_comm *comm) {
+    enum { MOST = 4 };
+    const fcdp_engine *engine = comm->engine;
+    if (engine->options.codec_threads) return (unsigned)engine->options.codec_threads;
+    fcdp_cpus cpus;
+    unsigned n = fcdp__cpus_own(&cpus) ? fcdp__cpus_count(&cpus) : 1;
+    bool is_shared = engine->numa.binds || (long)n >= sysconf(_SC_NPROCESSORS_ONLN);
+    if (engine->numa.binds) n *= engine->numa.n_nodes;
+    n /= 2 * (is_shared ? comm->topology.node_size : 1);
+    return n < 1 ? 1 : n > MOST ? MOST : n;
+}
+
+static fcdp_status workers_make(const fcdp_comm *comm) {
     static const char *const names[FCDP_N_INTER] = {"fcdp-inter 0", "fcdp-inter 1"};
+    fcdp_stream_set *set = comm->set;
     fcdp_status status = FCDP_OK;
-    for (int i = 0; i < FCDP_N_INTER && !status; i++)
-        if (!set->workers[i]) status = fcdp__worker_create(set->engine->drv, names[i], &set->workers[i]);
+    for (int i = 0; i < FCDP_N_INTER && !status; i++) {
+        if (set->workers[i]) continue;
+        status = fcdp__worker_create(set->engine->drv, names[i], &set->workers[i]);
+        if (!status) set->teams[i] = fcdp__team_create(set->engine->drv, "fcdp-decode", n_decoders(comm));
+    }
     if (!status && !set->storer) status = fcdp__worker_create(set->engine->drv, "fcdp-store", &set->storer);
     return status;
 }
@@ -330,12 +373,57 @@ static fcdp_status workers_make(fcdp_stream_set *set) {
 /* Where the host computes, a stream is a thread. */
 static fcdp_status stage_launch(delta *d, fcdp_delta_stage stage, fcdp_stream stream) {
     static const fcdp_host_function functions[FCDP_DELTA_N_STAGES] = {
-        fcdp__delta_encode_run, fcdp__delta_cross_run, fcdp__delta_decode_run, fcdp__delta_store_run};
+        fcdp__delta_encode_run, fcdp__delta_cross_run, fcdp__delta_decode_run, fcdp__delta_judge_run,
+        fcdp__delta_store_run};
     if (d->comm->engine->host_computes)
         return fcdp__driver_host_function(d->comm->engine->drv, stream, functions[stage], d);
     fcdp_stream_set *set = d->comm->set;
     fcdp_worker *worker = stage == FCDP_DELTA_STORE ? set->storer : set->workers[d->inter_index];
     return fcdp__worker_launch(worker, stream, functions[stage], d, &d->jobs[stage]);
+}
+
+/* Does the host read the shards only to name and store them? Not before all members are known to decode
+ * behind the turn: else they may have to cross whole in it. A base on the device comes to the host with
+ * them. */
+static bool may_fetch_beside(const delta *d) {
+    bool may = d->may_decode_behind && d->base_name &&
+               atomic_load_explicit(&d->comm->all_decode_behind, memory_order_relaxed);
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts && may; c++)
+        may = c->slots && !c->own_is_known && c->from.where == FCDP_BASE_IN_HOST;
+    return may;
+}
+
+static fcdp_status shards_begin(delta *d, const fcdp_delta_cut *cuts, fcdp_stream inter) {
+    fcdp_delta_staged staged;
+    if (d->comm->engine->host_computes) {
+        rows_set(d, cuts, NULL);
+        return stores_await(d, inter);
+    }
+    fcdp_status status = workers_make(d->comm);
+    if (status) return status;
+    fcdp__delta_encoder_begin(d, cuts);
+    status = fcdp__delta_staged_reserve(d, inter, &staged);
+    if (!status) rows_set(d, cuts, &staged);
+    if (!status) status = fcdp__delta_shards_fetch(d, cuts, inter);
+    fcdp__delta_encoder_end(d, status);
+    d->fetches_beside = may_fetch_beside(d);
+    if (status || d->fetches_beside) return status;
+    status = fcdp__driver_stream_wait(d->comm->engine->drv, inter, d->scratch->fetched);
+    return status ? status : stores_await(d, inter);
+}
+
+/* What the turn has left to do. */
+static fcdp_status places_launch(delta *d, fcdp_stream inter) {
+    fcdp_status status = d->fetches_beside ? stores_await(d, inter) : FCDP_OK;
+    if (!status && d->fetches_beside) status = fcdp__delta_places_await(d, inter);
+    if (status) return status;
+    announce(d, FCDP_DELTA_DECODE);
+    status = stage_launch(d, FCDP_DELTA_DECODE, inter);
+    if (!status && d->fetches_beside)
+        status = fcdp__driver_stream_wait(d->comm->engine->drv, inter, d->scratch->fetched);
+    if (status) return status;
+    announce(d, FCDP_DELTA_JUDGE);
+    return stage_launch(d, FCDP_DELTA_JUDGE, inter);
 }
 
 /* `state`'s gather is the stream's from here on, whatever fails. */
@@ -347,24 +435,16 @@ fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const f
     delta *d = delta_make(comm, state, cuts, n, way);
     if (!d) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", cuts[0].group->name);
     bool is_staged = !comm->engine->host_computes;
-    fcdp_delta_staged staged;
-    fcdp_status status = is_staged ? workers_make(comm->set) : FCDP_OK;
-    if (status) return status;
-    if (is_staged) fcdp__delta_encoder_begin(d, cuts);
-    if (is_staged) status = fcdp__delta_staged_reserve(d, inter, &staged);
-    if (!status) rows_set(d, cuts, is_staged ? &staged : NULL);
-    if (!status && is_staged) status = fcdp__delta_shards_fetch(d, cuts, inter);
-    if (is_staged) fcdp__delta_encoder_end(d, status);
-    if (!status) status = stores_await(d, inter);
+    fcdp_status status = shards_begin(d, cuts, inter);
     if (!status) {
-        announce(d, false);
+        announce(d, FCDP_DELTA_ENCODE);
         status = stage_launch(d, FCDP_DELTA_ENCODE, inter);
     }
-    if (!status && is_staged) status = fcdp__driver_stream_wait(drv, inter, d->scratch->brought);
+    if (!status && is_staged && !d->fetches_beside) status = fcdp__delta_places_await(d, inter);
     if (!status) d->span = fcdp__comm_span_begin(comm->set, FCDP_LANE_INTER, inter);
     if (!status) status = fcdp__driver_stream_wait(drv, inter, turn);
     if (!status) {
-        announce(d, true);
+        announce(d, FCDP_DELTA_CROSS);
         status = stage_launch(d, FCDP_DELTA_CROSS, inter);
     }
     if (status)
@@ -373,10 +453,7 @@ fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const f
         fcdp__delta_span_end(d, inter, 0); /* the bytes are the stage's to say */
     if (!status) status = fcdp__driver_event_record(drv, turn, inter);
     if (!status) fcdp__count(&comm->engine->counts, FCDP_COUNT_GATHER_CALLS, 1);
-    if (!status && d->may_decode_behind) {
-        announce(d, true);
-        status = stage_launch(d, FCDP_DELTA_DECODE, inter);
-    }
+    if (!status && d->may_decode_behind) status = places_launch(d, inter);
     if (!status && is_staged) status = fcdp__driver_event_record(drv, d->scratch->arrived, inter);
     if (!status && way->bring != inter)
         status = fcdp__driver_stream_wait(drv, way->bring, d->scratch->arrived);
@@ -389,7 +466,7 @@ static fcdp_status store_enqueue(void *gather, fcdp_stream d2h) {
     fcdp_driver *drv = d->comm->engine->drv;
     announce_store(d);
     fcdp_status status = stage_launch(d, FCDP_DELTA_STORE, d2h);
-    return status ? status : fcdp__driver_event_record(drv, d->scratch->stored, d2h);
+    return status ? status : fcdp__driver_event_record(drv, d->scratch->stored[d->room], d2h);
 }
 
 fcdp_status fcdp__delta_store(fcdp_group *group, uint32_t span_mask) {

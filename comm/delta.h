@@ -5,16 +5,20 @@
  * to the base, which is read where it lies, in host memory or in the region:
  *
  *     before the turn   this rank encodes its shards
- *     heads             an all-gather of a few words a member: the size of what it encoded, fingerprints of
- *                       the base of all members and of its shards
+ *     heads             an all-gather of a few words a member: the size of what it encoded, the name of the
+ *                       base of all members
  *     differences       an all-gather of the largest size
- *     decoding          where the host does not compute the model, behind the turn; compared with the
- *                       fingerprints
- *     verdict           an all-gather of a word a member: did the bytes of all come out right?
+ *     decoding          where the host does not compute the model, behind the turn
+ *     verdict           an all-gather of a word a member: the name of all members' bytes, as it has them,
+ *                       which is that of the next base; 0: they are not decoded
+ *
+ * A name is a fingerprint of the bytes of all members, one behind the other: of its own shards as a member
+ * has read them, and of the others' as it has decoded them. So it comes out the same on all members only if
+ * the bytes do. A base is read for its name only if no verdict has named it.
  *
  * All members see the same heads and verdicts, so they go on alike. If one of them has no base, or another
- * one, or if its differences would be no smaller, the shards cross whole, in the same turn; if what a member
- * decoded is wrong, they cross whole behind the verdict. Bytes of a wrong base reach no use.
+ * one, or if its differences would be no smaller, the shards cross whole; so they do behind a verdict that
+ * some member's bytes are others. Bytes of a wrong base reach no use.
  *
  * With FCDP_CODEC=auto, for models whose compute the host is, a group's differences cross only while all
  * members together expect to gain by it, from the rates of the link and of the codec that they have measured.
@@ -26,8 +30,10 @@
  *
  * The host decodes, over a transport that can exchange host memory, and it encodes where the device has no
  * own base (own_base.h). Where the model computes on a device, this rank's shards, and what the device has
- * encoded, are written to page-locked memory before the turn, which needs none of the region's pages. Behind
- * the turn, what came of the other members goes from there to its places on the device, and this rank's own
+ * encoded, are written to page-locked memory, which needs none of the region's pages: before the turn, or,
+ * where the host needs the shards only to name and store them, those beside it, on a stream of their own. If
+ * shards are to cross whole then, they do so behind the turn, with the verdict. Behind the turn, what came of
+ * the other members goes from there to its places on the device, and this rank's own
  * shards go there within the device. The node's host memory, where the base is, gets all of it from
  * page-locked memory too, by the host: nothing is stored over PCIe, and a use does not wait for this rank's
  * store (where restores are whole, for those of the node's other ranks). Small groups that are gathered
@@ -48,6 +54,7 @@
 #include <stdatomic.h>
 
 #include "alloc/pinned.h"
+#include "alloc/team.h"
 #include "alloc/worker.h"
 #include "comm/group.h"
 #include "comm/int8.h"
@@ -60,37 +67,50 @@ typedef enum fcdp_delta_stage {
     FCDP_DELTA_ENCODE,
     FCDP_DELTA_CROSS,
     FCDP_DELTA_DECODE,
+    FCDP_DELTA_JUDGE,
     FCDP_DELTA_STORE,
     FCDP_DELTA_N_STAGES
 } fcdp_delta_stage;
 
+enum { FCDP_DELTA_N_ROOMS = 2 };
+
 /* A stream's, whose gathers use it one after another. All zeroes at first. */
 typedef struct fcdp_delta_scratch {
-    char *own, *all; /* what this rank sends; what all members send */
-    size_t own_bytes, all_bytes;
-    /* Page-locked, where the device's memory is not the host's: this rank's shards, in the first
-     * own_room_bytes; what the device has encoded, in slots_room_bytes; then the others' places, and a base
-     * that the device alone has. Shards are fetched and encoded while copies to the device may still read the
-     * last gather's places, wherever those lie: so no place is ever in these rooms. Gathers fetch one after
-     * another, on whichever stream: behind the last `fetched` */
+    char *own, *all, *prints; /* what this rank sends; what all members send; prints of their shards */
+    size_t own_bytes, all_bytes, prints_bytes;
+    /* Page-locked, where the device's memory is not the host's: two rooms of own_room_bytes for this rank's
+     * shards, which gathers take in turn; what the device has encoded, in slots_room_bytes; then the others'
+     * places, and a base that the device alone has. Shards are fetched and encoded while the last gather's
+     * places may still be read, wherever those lie: so no place is ever in these rooms */
     fcdp_pinned staged;
     size_t own_room_bytes, slots_room_bytes;
-    /* the last gather's: the places are filled, and have been read by both copies */
-    fcdp_event fetched, arrived, brought, stored;
+    uint32_t room; /* the last gather's */
+    /* the last gather's: the device has encoded, the shards are fetched; the places are filled, and have been
+     * copied to the device */
+    fcdp_event encoded, fetched, arrived, brought;
+    fcdp_event stored[FCDP_DELTA_N_ROOMS]; /* the last gather of each room has been, if it was to be */
 } fcdp_delta_scratch;
 /* All streams have ended. */
 void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch, fcdp_driver *drv);
+
+/* What a gather's verdict has named. Written and read by the thread that enqueues. */
+typedef struct fcdp_delta_named {
+    uint64_t name;       /* 0: nothing */
+    uint64_t cuts;       /* a fingerprint of which extents' bytes, of which fills */
+    bool stored_by_host; /* by fcdp__delta_store: this rank itself has put all of them in host memory */
+} fcdp_delta_named;
 
 /* A group's, or of what a shard group gathers together. Written in the lane's turn, from what all members
  * have in common; read once the gathers have ended: so the same on all members. */
 typedef struct fcdp_delta_state {
     uint32_t rest, rests_left; /* the last rest: gathers without heads; those of it from here on */
     uint32_t rest_before;      /* the one before the last gathers with heads */
-    double wire;      /* bytes of differences by bytes of shards, as last made; 0: never; 1: too many */
-    int64_t gain_ns;  /* that all members expected of the last gathers, together */
-    int64_t most_ns;  /* and would have if nothing had changed */
-    bool is_hopeless; /* that was a loss: the next ones measure the link alone */
-    bool is_primed;   /* it was gathered before: there is a base */
+    double wire;            /* bytes of differences by bytes of shards, as last made; 0: never; 1: too many */
+    int64_t gain_ns;        /* that all members expected of the last gathers, together */
+    int64_t most_ns;        /* and would have if nothing had changed */
+    bool is_hopeless;       /* that was a loss: the next ones measure the link alone */
+    bool is_primed;         /* it was gathered before: there is a base */
+    fcdp_delta_named named; /* this rank's own */
     struct fcdp_delta *last; /* the last gathers with heads; NULL: they have been seen to end */
 } fcdp_delta_state;
 

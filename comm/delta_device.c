@@ -2,9 +2,9 @@
  * memory and from it, and the encoder on the device.
  *
  * The device encodes from this rank's own base: in the region, if the base of all members is there, else one
- * that is kept for that (own_base.h). The wire that it makes is used if what it encoded from has the
- * fingerprint of the base that the host reads. If it does not, or if the device has no own base, the
- * host encodes.
+ * that is kept for that (own_base.h). The wire that it makes is used if what it encoded from is of the fill
+ * that a verdict has named, or has the fingerprint of the base that the host reads. If it is not, or if the
+ * device has no own base, the host encodes.
  */
 #include <stdlib.h>
 
@@ -18,11 +18,13 @@ typedef fcdp_delta_extent cut;
 
 void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
     if (fcdp__pinned_destroy(drv, &scratch->staged)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
-    const fcdp_event events[] = {scratch->fetched, scratch->arrived, scratch->brought, scratch->stored};
+    const fcdp_event events[] = {scratch->encoded, scratch->fetched,   scratch->arrived,
+                                 scratch->brought, scratch->stored[0], scratch->stored[1]};
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
         if (events[i]) fcdp__driver_event_destroy(drv, events[i]);
     free(scratch->own);
     free(scratch->all);
+    free(scratch->prints);
     *scratch = (fcdp_delta_scratch){0};
 }
 
@@ -47,6 +49,7 @@ static bool has_base_on_device(const delta *d) {
 static fcdp_status staged_empty(const delta *d, fcdp_stream inter) {
     fcdp_driver *drv = d->comm->engine->drv;
     fcdp_status status = fcdp__driver_stream_sync(drv, inter);
+    if (!status) status = fcdp__driver_stream_sync(drv, d->comm->set->streams[FCDP_STREAM_FETCH]);
     for (int i = 0; i < FCDP_N_DIRECTIONS && !status; i++)
         status = fcdp__driver_stream_sync(drv, d->comm->set->copies[i]);
     if (status) return status;
@@ -56,17 +59,18 @@ static fcdp_status staged_empty(const delta *d, fcdp_stream inter) {
 }
 
 static fcdp_status events_make(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
-    fcdp_event *const events[] = {&scratch->fetched, &scratch->arrived, &scratch->brought, &scratch->stored};
+    fcdp_event *const events[] = {&scratch->encoded, &scratch->fetched,   &scratch->arrived,
+                                  &scratch->brought, &scratch->stored[0], &scratch->stored[1]};
     return fcdp__driver_events_make_blocking(drv, events, sizeof events / sizeof *events);
 }
 
-static fcdp_status staged_reserve(const delta *d, fcdp_stream inter, size_t slots,
-                                  fcdp_delta_staged *staged_out) {
+static fcdp_status staged_reserve(delta *d, fcdp_stream inter, size_t slots, fcdp_delta_staged *staged_out) {
     fcdp_driver *drv = d->comm->engine->drv;
     fcdp_delta_scratch *scratch = d->scratch;
     size_t own = larger(fcdp__round_up(d->bytes, 64), scratch->own_room_bytes);
     slots = larger(slots, scratch->slots_room_bytes);
-    size_t bytes = own + slots + places_bytes(d) + (has_base_on_device(d) ? d->n * d->bytes : 0);
+    size_t bytes = FCDP_DELTA_N_ROOMS * own + slots + places_bytes(d) +
+                   (has_base_on_device(d) ? d->n * d->bytes : 0);
     bool fits = own == scratch->own_room_bytes && slots == scratch->slots_room_bytes;
     fcdp_status status = FCDP_OK;
     for (int i = 0; i < FCDP_N_INTER && !status; i++)
@@ -79,8 +83,9 @@ static fcdp_status staged_reserve(const delta *d, fcdp_stream inter, size_t slot
         if (!status) scratch->own_room_bytes = own, scratch->slots_room_bytes = slots;
     }
     if (status) return status;
-    staged_out->own = scratch->staged.at;
-    staged_out->slots = staged_out->own + own;
+    d->room = scratch->room = (scratch->room + 1) % FCDP_DELTA_N_ROOMS;
+    staged_out->own = (char *)scratch->staged.at + d->room * own;
+    staged_out->slots = (char *)scratch->staged.at + FCDP_DELTA_N_ROOMS * own;
     staged_out->places = staged_out->slots + slots;
     staged_out->base = staged_out->places + places_bytes(d);
     return FCDP_OK;
@@ -121,10 +126,10 @@ void fcdp__delta_encoder_begin(delta *d, const fcdp_delta_cut *cuts) {
     for (uint32_t k = 0; k < d->n_cuts; k++) {
         cut *c = &d->cuts[k];
         fcdp_own_base *base = &own->extents[cuts[k].extent];
-        bool is_kept = c->from.where == FCDP_BASE_IN_HOST && base->known;
-        c->index = cuts[k].extent;
+        bool is_of_fill = d->base_name && base->epoch == c->from.epoch;
+        bool is_kept = c->from.where == FCDP_BASE_IN_HOST && base->known && (!d->base_name || is_of_fill);
         if (!base->has_place) continue;
-        c->own_is_known = is_kept;
+        c->own_is_known = is_kept && !is_of_fill;
         c->own_fingerprint = base->fingerprint;
         c->keeps = own->generation;
         base->known = false;
@@ -178,6 +183,7 @@ void fcdp__own_bases_learn(const delta *d) {
         fcdp_own_group *own = &c->group->own;
         if (!c->keeps || c->keeps != own->generation || !c->shard_is_known) continue;
         own->extents[c->index].known = true;
+        own->extents[c->index].epoch = c->from.epoch + 1;
         own->extents[c->index].fingerprint = c->shard_fingerprint;
     }
     fcdp__own_bases_release(bases);
@@ -185,25 +191,39 @@ void fcdp__own_bases_learn(const delta *d) {
 
 /* ---- copies ---- */
 
-/* This rank's shards, and a base that the device alone has: behind the fetches of the gathers before, which
- * are needed first, and once the last gather's shards have been stored. That base goes where the last
- * gather's places may be. */
+/* All places of gathers before have been read: where one has failed half way, not the last one's alone. */
+fcdp_status fcdp__delta_places_await(const delta *d, fcdp_stream stream) {
+    fcdp_driver *drv = d->comm->engine->drv;
+    fcdp_status status = fcdp__driver_stream_wait(drv, stream, d->scratch->brought);
+    for (int i = 0; i < FCDP_DELTA_N_ROOMS && !status; i++)
+        status = fcdp__driver_stream_wait(drv, stream, d->scratch->stored[i]);
+    return status;
+}
+
+/* Own bases are used in the order of the gathers, on whichever stream. Then come this rank's shards, once the
+ * room's last ones have been stored: what else reads them is on `inter` before. And a base that the device
+ * alone has, where the last gather's places may be. */
 fcdp_status fcdp__delta_shards_fetch(const delta *d, const fcdp_delta_cut *cuts, fcdp_stream inter) {
     fcdp_driver *drv = d->comm->engine->drv;
-    fcdp_status status = fcdp__driver_stream_wait(drv, inter, d->scratch->stored);
-    if (!status && has_base_on_device(d)) status = fcdp__driver_stream_wait(drv, inter, d->scratch->brought);
+    fcdp_delta_scratch *scratch = d->scratch;
+    fcdp_stream fetch = d->comm->set->streams[FCDP_STREAM_FETCH];
+    fcdp_status status = FCDP_OK;
     for (int i = 0; i < FCDP_N_INTER && !status; i++)
-        status = fcdp__driver_stream_wait(drv, inter, d->comm->set->delta_scratch[i].fetched);
+        status = fcdp__driver_stream_wait(drv, inter, d->comm->set->delta_scratch[i].encoded);
     if (!status) status = encoder_launch(d, cuts, inter);
+    if (!status) status = fcdp__driver_event_record(drv, scratch->encoded, inter);
+    if (!status) status = fcdp__driver_stream_wait(drv, fetch, scratch->encoded);
+    if (!status) status = fcdp__driver_stream_wait(drv, fetch, scratch->stored[d->room]);
+    if (!status && has_base_on_device(d)) status = fcdp__delta_places_await(d, fetch);
     for (uint32_t k = 0; k < d->n_cuts && !status; k++) {
         const cut *c = &d->cuts[k];
-        status = fcdp__driver_copy_d2h(drv, (char *)c->shard, cuts[k].shard, c->bytes, inter);
+        status = fcdp__driver_copy_d2h(drv, (char *)c->shard, cuts[k].shard, c->bytes, fetch);
         for (uint32_t b = 0; b < d->n && d->encodes && c->from.where == FCDP_BASE_ON_DEVICE && !status; b++)
             status = fcdp__driver_copy_d2h(drv, fcdp__delta_row(c->base, b),
                                            fcdp__dptr_add(cuts[k].part.at, b * cuts[k].part.stride_bytes),
-                                           c->bytes, inter);
+                                           c->bytes, fetch);
     }
-    return status ? status : fcdp__driver_event_record(drv, d->scratch->fetched, inter);
+    return status ? status : fcdp__driver_event_record(drv, scratch->fetched, fetch);
 }
 
 /* What has come of the other members, behind the turn, and this rank's shards. In staged memory a member's

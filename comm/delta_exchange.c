@@ -4,8 +4,9 @@
  * All of it runs in the streams' order, so nothing here is known when the gather is enqueued: neither how
  * large the differences are, nor whether the members have one base. They find that out in the lane's turn.
  * The next gather encodes meanwhile. Where a device computes the model, all members decode behind the turn,
- * and exchange their verdicts on a channel of their own: the link carries the next gather's differences
- * meanwhile. Where the host does, the turn lasts until the bytes are right.
+ * and exchange their verdicts on a channel of their own, and the shards, if these cross whole: the link
+ * carries the next gather's differences meanwhile. Where the host does, the turn lasts until the bytes are
+ * right.
  *
  * A failure of an exchange is the transport's, which the program finds when it waits for the gather, as with
  * any other collective. What goes wrong on this rank alone (no memory) aborts the transport: the others wait
@@ -32,6 +33,14 @@ enum { MAX_RESTS = 15 };
 /* Of fewer bytes the latency says more than the link, unless it is known. */
 enum { MEASURED_BYTES = 64 << 10 };
 
+/* Time that this thread has had of a core: what the codec takes from those that compute. By the clock it
+ * would be longer, at random, where there are more ranks than cores. */
+static uint64_t core_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
 /* ---- the bytes ---- */
 
 static void *grown(char **at, size_t *has_bytes, size_t bytes) {
@@ -43,36 +52,63 @@ static void *grown(char **at, size_t *has_bytes, size_t bytes) {
     return *at;
 }
 
-static uint64_t row_fingerprint(const cut *c, fcdp_delta_rows rows, uint32_t member) {
-    return fcdp__fingerprint_by_host(fcdp__delta_row(rows, member), c->bytes, 0);
+/* What has a fingerprint of its own, so that threads make them side by side: whole blocks of the codec. */
+enum { PIECE_BYTES = 16 << 10 };
+
+static size_t pieces_of(size_t bytes) {
+    return bytes / PIECE_BYTES + (bytes % PIECE_BYTES != 0);
 }
 
-/* Of several rows, one after another. */
+static uint64_t piece_fingerprint(const char *row, size_t bytes, size_t piece) {
+    size_t left = bytes - piece * PIECE_BYTES;
+    return fcdp__fingerprint_by_host(row + piece * PIECE_BYTES, left < PIECE_BYTES ? left : PIECE_BYTES, 0);
+}
+
+/* Of several, one after another. */
 static uint64_t joined(uint64_t before, uint64_t fingerprint) {
     return fcdp__fingerprint_by_host(&fingerprint, sizeof fingerprint, before);
 }
 
-/* Of what lies in the member's place. */
-static uint64_t place_fingerprint(delta *d, uint32_t member) {
+static uint64_t row_fingerprint(const cut *c, fcdp_delta_rows rows, uint32_t member) {
     uint64_t all = 0;
-    for (cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
-        uint64_t fingerprint = row_fingerprint(c, c->places, member);
-        if (member == d->me) c->shard_fingerprint = fingerprint, c->shard_is_known = true;
-        all = joined(all, fingerprint);
-    }
+    for (size_t piece = 0; piece < pieces_of(c->bytes); piece++)
+        all = joined(all, piece_fingerprint(fcdp__delta_row(rows, member), c->bytes, piece));
     return all;
 }
 
-/* Of all members'. */
-static uint64_t base_fingerprint(delta *d) {
-    uint64_t all = 0;
-    for (uint32_t b = 0; b < d->n; b++)
+/* Of fewer pieces a thread alone has made them before the others have woken up. */
+enum { TEAM_PIECES = 4 };
+
+static void team_run(const delta *d, size_t n_pieces, fcdp_team_part part, void *context) {
+    fcdp_team *team = d->comm->set->teams[d->inter_index];
+    fcdp__team_run(n_pieces < TEAM_PIECES ? NULL : team, part, context);
+}
+
+static size_t pieces_of_cuts(const delta *d) {
+    size_t n = 0;
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) n += pieces_of(c->bytes);
+    return n;
+}
+
+/* Of all members' pieces, for this gather. NULL: no memory. */
+static uint64_t *prints_of(const delta *d) {
+    size_t bytes = d->n * pieces_of_cuts(d) * sizeof(uint64_t);
+    return grown(&d->scratch->prints, &d->scratch->prints_bytes, bytes);
+}
+
+/* As a verdict names it. */
+static uint64_t base_name(delta *d) {
+    uint64_t name = 0;
+    for (uint32_t b = 0; b < d->n; b++) {
+        uint64_t all = 0;
         for (cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
             uint64_t fingerprint = row_fingerprint(c, c->base, b);
             if (b == d->me) c->base_fingerprint = fingerprint;
             all = joined(all, fingerprint);
         }
-    return all;
+        name = joined(name, all);
+    }
+    return name | 1;
 }
 
 /* One cut's; 0: too many. */
@@ -99,23 +135,122 @@ static size_t encode(delta *d, char *wire, size_t capacity) {
     return at;
 }
 
-static bool decode(const delta *d, uint32_t member, const char *wire, size_t bytes) {
+/* What a member has sent of each cut: false, and nothing more, at the end, or if the wire is malformed. */
+typedef struct wire_reader {
+    const char *at;
+    size_t left_bytes;
+} wire_reader;
+
+static bool wire_next(wire_reader *r, const char **wire_out, size_t *bytes_out) {
+    uint64_t n;
+    if (r->left_bytes < sizeof n) return false;
+    memcpy(&n, r->at, sizeof n);
+    r->at += sizeof n;
+    r->left_bytes -= sizeof n;
+    if (n > r->left_bytes) return false;
+    *wire_out = r->at;
+    *bytes_out = n;
+    r->at += n;
+    r->left_bytes -= n;
+    return true;
+}
+
+/* Rounded numbers are one range. */
+static bool cut_decode(const delta *d, const cut *c, uint32_t member, const char *wire, size_t wire_bytes,
+                       size_t begin, size_t end) {
+    char *place = fcdp__delta_row(c->places, member);
+    if (d->rounds) return !fcdp__int8_decode(place, c->bytes, c->number, wire, wire_bytes);
+    return !fcdp__delta_decode_range(fcdp__delta_row(c->base, member), place, c->bytes, c->element_bytes,
+                                     wire, wire_bytes, begin, end);
+}
+
+/* Of this rank's own wire, into its own place. */
+static bool own_decode(const delta *d, const char *wire, size_t bytes) {
+    wire_reader reader = {wire, bytes};
     for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
-        char *place = fcdp__delta_row(c->places, member);
-        uint64_t n;
-        if (bytes < sizeof n) return false;
-        memcpy(&n, wire, sizeof n);
-        wire += sizeof n;
-        bytes -= sizeof n;
-        if (n > bytes) return false;
-        if (d->rounds ? fcdp__int8_decode(place, c->bytes, c->number, wire, n)
-                      : fcdp__delta_decode(fcdp__delta_row(c->base, member), place, c->bytes,
-                                           c->element_bytes, wire, n))
+        const char *of_cut;
+        size_t n;
+        if (!wire_next(&reader, &of_cut, &n) || !cut_decode(d, c, d->me, of_cut, n, 0, c->bytes))
             return false;
-        wire += n;
-        bytes -= n;
     }
     return true;
+}
+
+/* What threads do side by side: each has the same share of the pieces of each other member. */
+typedef struct decoding {
+    const delta *d;
+    size_t n_pieces;    /* of a member */
+    uint64_t *prints;   /* of all members' pieces */
+    atomic_bool failed; /* relaxed, as the next one: the team's end orders them */
+    atomic_ullong core_ns;
+} decoding;
+
+static size_t within(size_t x, size_t least, size_t most) {
+    return x < least ? least : x > most ? most : x;
+}
+
+/* Of one member, the pieces from `first` until `until`. */
+static bool member_decode(const decoding *of, uint32_t member, size_t first, size_t until) {
+    const delta *d = of->d;
+    uint64_t *prints = of->prints + member * of->n_pieces;
+    wire_reader reader = {d->scratch->all + member * d->wire_bytes, d->heads[member].wire_bytes};
+    size_t before = 0;
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
+        const char *wire, *place = fcdp__delta_row(c->places, member);
+        size_t n, n_pieces = pieces_of(c->bytes);
+        size_t begin = within(first, before, before + n_pieces) - before;
+        size_t end = within(until, before, before + n_pieces) - before;
+        if (!wire_next(&reader, &wire, &n)) return false;
+        if (begin < end &&
+            !cut_decode(d, c, member, wire, n, begin * PIECE_BYTES, within(end * PIECE_BYTES, 0, c->bytes)))
+            return false;
+        for (size_t piece = begin; piece < end; piece++)
+            prints[before + piece] = piece_fingerprint(place, c->bytes, piece);
+        before += n_pieces;
+    }
+    return true;
+}
+
+/* The same of this rank's own, which are there. */
+static void part_own(void *context, unsigned part, unsigned n_parts) {
+    const decoding *of = context;
+    const delta *d = of->d;
+    uint64_t *prints = of->prints + d->me * of->n_pieces;
+    size_t first = of->n_pieces * part / n_parts, until = of->n_pieces * (part + 1) / n_parts, at = 0;
+    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
+        for (size_t piece = 0; piece < pieces_of(c->bytes); piece++, at++)
+            if (at >= first && at < until)
+                prints[at] = piece_fingerprint(fcdp__delta_row(c->places, d->me), c->bytes, piece);
+}
+
+static void part_decode(void *context, unsigned part, unsigned n_parts) {
+    decoding *of = context;
+    uint64_t start_ns = core_ns();
+    size_t first = of->n_pieces * part / n_parts, until = of->n_pieces * (part + 1) / n_parts;
+    for (uint32_t b = 0; b < of->d->n; b++)
+        if (b != of->d->me && !member_decode(of, b, first, until))
+            atomic_store_explicit(&of->failed, true, memory_order_relaxed);
+    atomic_fetch_add_explicit(&of->core_ns, core_ns() - start_ns, memory_order_relaxed);
+}
+
+/* A member's bytes, whose pieces' fingerprints these are. */
+static uint64_t member_print(delta *d, uint32_t member, const uint64_t *prints) {
+    uint64_t all = 0;
+    for (cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
+        uint64_t row = 0;
+        for (size_t piece = 0; piece < pieces_of(c->bytes); piece++) row = joined(row, *prints++);
+        if (member == d->me) c->shard_fingerprint = row, c->shard_is_known = true;
+        all = joined(all, row);
+    }
+    return all;
+}
+
+/* Of what is in the places, as all members name it. */
+static uint64_t places_name(delta *d, const uint64_t *prints) {
+    uint64_t name = 0;
+    size_t n_pieces = pieces_of_cuts(d);
+    for (uint32_t b = 0; b < d->n; b++) name = joined(name, member_print(d, b, prints + b * n_pieces));
+    return name | 1;
 }
 
 /* In staged memory the shard lies there. */
@@ -137,14 +272,6 @@ void fcdp__delta_rate_note(double *rate, double measured) {
 static void latency_note(double *latency_ns, double measured) {
     double risen = *latency_ns + *latency_ns / 64;
     *latency_ns = *latency_ns > 0 && risen < measured ? risen : measured;
-}
-
-/* Time that this thread has had of a core: what the codec takes from those that compute. By the clock it
- * would be longer, at random, where there are more ranks than cores. */
-static uint64_t core_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 /* Of a gather whose differences are `wire` of its bytes. Each byte of a shard is encoded once, and decoded by
@@ -223,39 +350,46 @@ static fcdp_status differences_cross(delta *d) {
     return exchange(d, FCDP_CHANNEL_TURN, all, d->wire_bytes, &ns);
 }
 
-/* Of what has come. *right_out: all members have all bytes. */
-static fcdp_status differences_judge(delta *d, fcdp_channel channel, bool *right_out) {
-    fcdp_delta_rates *rates = &d->comm->delta_rates;
-    double ns;
-    uint64_t start_ns = core_ns();
-    bool right = true;
-    for (uint32_t b = 0; b < d->n && right; b++)
-        right = b == d->me || (decode(d, b, d->scratch->all + b * d->wire_bytes, d->heads[b].wire_bytes) &&
-                               place_fingerprint(d, b) == d->heads[b].shards);
-    double decode_ns = (double)(core_ns() - start_ns);
-    d->decode_ns = decode_ns / ((double)(d->n - 1) * (double)d->bytes);
-    if (!d->decodes_behind) fcdp__delta_rate_note(&rates->decode_ns, d->decode_ns);
-    uint64_t *verdicts = (uint64_t *)(void *)d->scratch->all;
-    verdicts[d->me] = right;
-    fcdp_status status = exchange(d, channel, verdicts, sizeof *verdicts, &ns);
-    if (status) return status;
-    if (!d->decodes_behind) latency_note(&rates->latency_ns, 2 * ns); /* and the heads' */
-    *right_out = true;
-    for (uint32_t b = 0; b < d->n; b++) *right_out = *right_out && verdicts[b] == 1;
-    static atomic_bool said;
-    if (!*right_out && !atomic_exchange(&said, true))
-        fcdp__log(FCDP_LOG_WARN,
-                  "'%s': what came of differences does not have its sender's fingerprint on some rank, and "
-                  "crosses whole; this is said once",
-                  fcdp__name_text(d->cuts[0].group->name));
+/* What has come of the others, to their places. Whether it is right, all members find out. */
+static fcdp_status differences_decode(delta *d) {
+    decoding of = {.d = d, .n_pieces = pieces_of_cuts(d), .prints = prints_of(d)};
+    if (!of.prints) return no_memory(d, d->n * of.n_pieces * sizeof *of.prints);
+    team_run(d, of.n_pieces, part_decode, &of);
+    d->decoded = !of.failed;
+    d->decode_ns = (double)of.core_ns / ((double)(d->n - 1) * (double)d->bytes);
+    if (!d->decodes_behind) fcdp__delta_rate_note(&d->comm->delta_rates.decode_ns, d->decode_ns);
     return FCDP_OK;
 }
 
-/* From the differences to the places. */
-static fcdp_status differences_decode(delta *d) {
+/* *right_out: all members have the same bytes. */
+static fcdp_status differences_judge(delta *d, fcdp_channel channel, bool *right_out) {
+    double ns;
+    uint64_t *prints = prints_of(d);
+    if (!prints) return no_memory(d, d->n * pieces_of_cuts(d) * sizeof *prints);
+    uint64_t name = d->decoded ? places_name(d, prints) : 0;
+    uint64_t *verdicts = (uint64_t *)(void *)d->scratch->all;
+    verdicts[d->me] = name;
+    fcdp_status status = exchange(d, channel, verdicts, sizeof *verdicts, &ns);
+    if (status) return status;
+    if (!d->decodes_behind) latency_note(&d->comm->delta_rates.latency_ns, 2 * ns); /* and the heads' */
+    *right_out = verdicts[0] != 0;
+    for (uint32_t b = 1; b < d->n; b++) *right_out = *right_out && verdicts[b] == verdicts[0];
+    if (*right_out) d->name = name;
+    static atomic_bool said;
+    if (!*right_out && !atomic_exchange(&said, true))
+        fcdp__log(
+            FCDP_LOG_WARN,
+            "'%s': what came of differences is not the same on all ranks, and crosses whole; this is said "
+            "once",
+            fcdp__name_text(d->cuts[0].group->name));
+    return FCDP_OK;
+}
+
+/* The places have the bytes of all members: they are decoded and right, or cross whole. */
+static fcdp_status places_finish(delta *d) {
     fcdp_channel channel = d->decodes_behind ? FCDP_CHANNEL_VERDICT_0 + d->inter_index : FCDP_CHANNEL_TURN;
     bool right = false;
-    fcdp_status status = differences_judge(d, channel, &right);
+    fcdp_status status = d->wire_bytes ? differences_judge(d, channel, &right) : FCDP_OK;
     if (!status && right) fcdp__count(&d->comm->engine->counts, FCDP_COUNT_DELTA_GATHERS, 1);
     return status || right ? status : whole_cross(d, channel);
 }
@@ -279,17 +413,22 @@ static fcdp_status cross(delta *d) {
     fcdp_status status = exchange(d, FCDP_CHANNEL_TURN, d->heads, sizeof *d->heads, &ns);
     if (status) return status;
     d->wire_bytes = wire_bytes_of(d);
-    d->decodes_behind = d->wire_bytes > 0;
+    d->decodes_behind = true;
     for (uint32_t b = 0; b < d->n; b++) {
         d->decodes_behind = d->decodes_behind && d->heads[b].may_decode_behind;
         if (d->heads[b].base && !d->heads[b].wire_bytes) d->state->wire = 1; /* it encoded in vain */
     }
+    atomic_store_explicit(&d->comm->all_decode_behind, d->decodes_behind, memory_order_relaxed);
     next_decide(d);
-    if (!d->wire_bytes) return whole_cross(d, FCDP_CHANNEL_TURN);
-    d->state->wire = (double)d->wire_bytes / (double)d->bytes;
-    fcdp__delta_rate_note(&d->comm->delta_rates.encode_ns, (double)d->encode_ns / (double)d->bytes);
-    status = differences_cross(d);
-    return status || d->decodes_behind ? status : differences_decode(d);
+    if (d->wire_bytes) {
+        d->state->wire = (double)d->wire_bytes / (double)d->bytes;
+        fcdp__delta_rate_note(&d->comm->delta_rates.encode_ns, (double)d->encode_ns / (double)d->bytes);
+        status = differences_cross(d);
+    }
+    if (status || d->decodes_behind) return status;
+    FCDP_CHECK(0, !d->fetches_beside);
+    if (d->wire_bytes) status = differences_decode(d);
+    return status ? status : places_finish(d);
 }
 
 /* ---- what runs in the streams' order ---- */
@@ -307,7 +446,8 @@ static bool is_over(const delta *d) {
 static bool base_is_there(const delta *d) {
     uint32_t slice;
     for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
-        if (c->from.of_others && !fcdp__region_others_stored(c->group->region, c->span, c->from.epoch))
+        if (!d->base_name && c->from.of_others &&
+            !fcdp__region_others_stored(c->group->region, c->span, c->from.epoch))
             return false;
     return !fcdp__host_peer_failed(d->comm->host, &slice);
 }
@@ -317,8 +457,8 @@ static void differences_make(delta *d) {
     size_t most = (size_t)(MOST_WIRE * (double)d->bytes);
     char *wire = grown(&d->scratch->own, &d->scratch->own_bytes, most + 1);
     fcdp_delta_head *mine = &d->heads[d->me];
-    if (!wire || !base_is_there(d)) return; /* the shards cross whole */
-    mine->base = base_fingerprint(d) | 1;   /* 0 says that it has none */
+    if (!wire || !base_is_there(d)) return;                  /* the shards cross whole */
+    mine->base = d->base_name ? d->base_name : base_name(d); /* 0 says that it has none */
     mine->wire_bytes = encode(d, wire, most);
     if (mine->wire_bytes && d->n_by_device == d->n_cuts)
         fcdp__count(&d->comm->engine->counts, FCDP_COUNT_DELTA_BY_DEVICE, 1);
@@ -338,7 +478,7 @@ static void rounded_make(delta *d) {
     }
     mine->base = 1;
     mine->wire_bytes = encode(d, wire, most);
-    bool decoded = decode(d, d->me, wire, mine->wire_bytes); /* into this rank's own place */
+    bool decoded = own_decode(d, wire, mine->wire_bytes);
     FCDP_CHECK(0, decoded);
     fcdp__lock_acquire(&d->comm->engine->lock);
     d->comm->engine->rounding.lost += d->rounding.lost;
@@ -361,18 +501,22 @@ static void run_end(delta *d, bool is_last) {
  * device the shards are fetched once, and copied to their place there later; a program that writes them
  * meanwhile, without FCDP's order, has two versions of them.) Where it changed while it was encoded, what the
  * others decode has another fingerprint. */
+static void shards_read(delta *d) {
+    if (!d->rounds) own_place(d);
+    uint64_t *prints = d->heads[d->me].wire_bytes || fcdp__delta_keeps(d) ? prints_of(d) : NULL;
+    if (!prints) return;
+    decoding of = {.d = d, .n_pieces = pieces_of_cuts(d), .prints = prints};
+    team_run(d, of.n_pieces, part_own, &of);
+    (void)member_print(d, d->me, prints + d->me * of.n_pieces);
+}
+
 void fcdp__delta_encode_run(void *gather) {
     delta *d = gather;
     if (!run_begin(d)) return;
     if (!is_over(d)) {
         if (d->encodes) differences_make(d);
-        if (d->rounds)
-            rounded_make(d);
-        else
-            own_place(d);
-        uint64_t shards = d->heads[d->me].wire_bytes || fcdp__delta_keeps(d) ? place_fingerprint(d, d->me)
-                                                                             : 0;
-        if (d->heads[d->me].wire_bytes) d->heads[d->me].shards = shards;
+        if (d->rounds) rounded_make(d);
+        if (!d->fetches_beside) shards_read(d);
     }
     run_end(d, false);
 }
@@ -399,11 +543,11 @@ void fcdp__delta_span_end(const fcdp_delta *d, fcdp_stream stream, uint64_t byte
     fcdp__trace_span_end(spans_of(d), d->span, stream, &event, 1);
 }
 
-/* The turn's bytes, and those of the verdict that follows. Where the device's times are not known, the event
- * is written here. */
+/* The turn's bytes, and those of the verdict that follows, or of the shards. Where the device's times are not
+ * known, the event is written here. */
 static void span_say(const delta *d) {
-    bool verdict_follows = d->came && d->decodes_behind;
-    uint64_t bytes = d->sent_bytes + (verdict_follows ? (d->n - 1) * sizeof(uint64_t) : 0);
+    size_t follow = !(d->came && d->decodes_behind) ? 0 : d->wire_bytes ? sizeof(uint64_t) : d->bytes;
+    uint64_t bytes = d->sent_bytes + (d->n - 1) * follow;
     if (d->span.number)
         fcdp__trace_span_bytes(spans_of(d), d->span, bytes);
     else
@@ -435,7 +579,15 @@ void fcdp__delta_cross_run(void *gather) {
 void fcdp__delta_decode_run(void *gather) {
     delta *d = gather;
     if (!run_begin(d)) return;
-    if (d->came && d->decodes_behind) d->came = tried(d, differences_decode);
+    if (d->came && d->decodes_behind && d->wire_bytes) d->came = tried(d, differences_decode);
+    run_end(d, false);
+}
+
+void fcdp__delta_judge_run(void *gather) {
+    delta *d = gather;
+    if (!run_begin(d)) return;
+    if (d->came && d->fetches_beside) shards_read(d);
+    if (d->came && d->decodes_behind) d->came = tried(d, places_finish);
     bytes_count(d);
     run_end(d, !d->stores);
 }

@@ -11,10 +11,10 @@
 
 typedef struct fcdp_delta_head { /* of a member; all zeroes but for the gains: it has no base */
     uint64_t wire_bytes;         /* 0: there are too many differences */
-    uint64_t base, shards;       /* fingerprints of the base of all members, and of its own shards */
+    uint64_t base;               /* the name of all members' */
     int64_t gain_ns;             /* by_gain: what it expects of differences, in this gather */
     int64_t most_ns;             /* and would if there were none */
-    uint64_t may_decode_behind;  /* its stream has FCDP_DELTA_DECODE, behind the turn */
+    uint64_t may_decode_behind;  /* its stream has FCDP_DELTA_DECODE and _JUDGE, behind the turn */
 } fcdp_delta_head;
 
 typedef struct fcdp_delta_rows { /* of all members: that of member i begins i * stride_bytes on */
@@ -38,7 +38,7 @@ typedef struct fcdp_delta_extent { /* one stale extent */
     unsigned element_bytes;
     fcdp_number number;
     /* What the device has encoded (codec_kernel.h); NULL: the host does. With own_is_known only if the
-     * base's own_fingerprint is this one: else it encoded from the base itself */
+     * base's own_fingerprint is this one: else it encoded from the base itself, or from the same fill */
     const char *slots;
     size_t slots_bytes; /* 0: likewise */
     bool own_is_known;
@@ -65,13 +65,19 @@ typedef struct fcdp_delta {
     fcdp_worker_job jobs[FCDP_DELTA_N_STAGES];
     uint32_t n, me;         /* members */
     uint32_t inter_index;   /* of its stream among those between the nodes; the same on all members */
+    uint32_t room;          /* of the scratch's */
     bool by_gain;           /* FCDP_CODEC=auto */
     bool encodes;           /* it has a base to encode from, and may gain by it */
     bool rounds;            /* FCDP_CODEC=int8 */
-    bool may_decode_behind; /* FCDP_DELTA_DECODE comes, behind the turn */
+    bool may_decode_behind; /* FCDP_DELTA_DECODE and _JUDGE come, behind the turn */
     bool decodes_behind;    /* all members can */
     bool stores;            /* FCDP_DELTA_STORE comes; the gather is done behind it */
-    bool came;              /* all of it is in the places */
+    bool fetches_beside;    /* this rank's shards are not there before FCDP_DELTA_JUDGE */
+    bool came;              /* all of it is in the places, or will be behind FCDP_DELTA_JUDGE */
+    bool decoded;           /* the others' bytes, into their places; right or wrong */
+    uint64_t base_name;     /* 0: the base is read for it */
+    uint64_t brings;        /* a fingerprint of which bytes: fcdp_delta_named's cuts */
+    uint64_t name;          /* by a verdict on which all members agree; 0: by none */
     size_t wire_bytes;      /* of differences, which are in the scratch; 0: the shards have crossed whole */
     fcdp_rounding rounding;
     uint64_t encode_ns;
@@ -100,6 +106,8 @@ fcdp_status fcdp__delta_staged_reserve(fcdp_delta *d, fcdp_stream inter,
                                        fcdp_delta_staged *staged_out) FCDP_MUST_CHECK;
 fcdp_status fcdp__delta_shards_fetch(const fcdp_delta *d, const fcdp_delta_cut *cuts,
                                      fcdp_stream inter) FCDP_MUST_CHECK;
+/* Behind this, on `stream`, the places may be written. */
+fcdp_status fcdp__delta_places_await(const fcdp_delta *d, fcdp_stream stream) FCDP_MUST_CHECK;
 /* To the device. */
 fcdp_status fcdp__delta_places_bring(const fcdp_delta *d, const fcdp_delta_cut *cuts,
                                      fcdp_stream bring) FCDP_MUST_CHECK;
@@ -131,8 +139,9 @@ static inline char *fcdp__delta_host_row(const fcdp_delta_extent *of, uint32_t c
 void fcdp__delta_encode_run(void *gather);
 /* In the lane's turn. */
 void fcdp__delta_cross_run(void *gather);
-/* Where it may part, behind the turn. Behind the last of these the places have the bytes of all members. */
+/* Where it may part, behind the turn. Behind the second one the places have the bytes of all members. */
 void fcdp__delta_decode_run(void *gather);
+void fcdp__delta_judge_run(void *gather);
 /* From the places to every copy of the groups' host memory. */
 void fcdp__delta_store_run(void *gather);
 

@@ -24,12 +24,14 @@
 #include "tiering/segv.h"
 #include "tiering/spill.h"
 
-/* Gathers take the two of INTER in turn, so that one gets ready while the one before is on the link. */
+/* Gathers take the two of INTER in turn, so that one gets ready while the one before is on the link. FETCH
+ * brings shards to the host for gathers of differences (delta.h). */
 enum {
     FCDP_STREAM_INTER_0,
     FCDP_STREAM_INTER_1,
     FCDP_N_INTER,
     FCDP_STREAM_NODE = FCDP_N_INTER,
+    FCDP_STREAM_FETCH,
     FCDP_N_STREAMS
 };
 
@@ -51,6 +53,7 @@ struct fcdp_stream_set {
     /* For what the streams between the nodes have for the host to do, each one's, and the one to the host.
      * NULL: no gather of differences on a device yet */
     fcdp_worker *workers[FCDP_N_INTER], *storer;
+    fcdp_team *teams[FCDP_N_INTER]; /* which decode what comes on each; NULL: its worker alone */
 };
 
 struct fcdp_engine {
@@ -94,6 +97,7 @@ struct fcdp_comm {
     fcdp_failure failure;            /* the first one */
     bool ahead;                      /* fcdp_comm_set_ahead */
     fcdp_delta_rates delta_rates;
+    atomic_bool all_decode_behind;    /* its members, as the heads of a gather of differences have said */
     fcdp_delta_state deltas_together; /* of the gathers of coalesce.c */
     struct fcdp_delta *deltas;        /* of groups that have ended; guarded by the engine's lock */
     /* guarded by the engine's lock */

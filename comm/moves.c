@@ -18,10 +18,11 @@
  * The compute waits for the store too: it may write into what it is given, and the host's copy must be what
  * was gathered. It does not where the host stores what came to it before the device has it (delta.h):
  *
- *     caller's stream: written -> inter: fetch own shards, encode; in the lane's turn: exchange;
- *                          decode
+ *     caller's stream: written -> inter: encode; in the lane's turn: exchange; decode; compare
  *                          -> h2d: what came, and within the device own shards -> crossed
  *                          -> d2h: by the host: store own lane's pieces, words
+ *                      written -> fetch: own shards, which come to `inter` before it compares them, or, where
+ *                          the host encodes, before that
  *
  * No failure is handled here. A step that fails leaves the streams half filled, and use.c ends the use.
  */
@@ -463,7 +464,8 @@ static fcdp_status node_by_host(fcdp_use *use) {
  * the node's all-gather on the copy stream, so that the node's stream goes on with the next group.
  *
  * A gather of differences of whole spans is in the host's memory anyhow, which stores it (delta.h), whatever
- * policy says: so on all ranks of the node, each its lane's pieces. */
+ * policy says: so on all ranks of the node, each its lane's pieces. By slices that comes last: the node's
+ * all-gather waits for the stores of its slot's last user, which may be this region. */
 fcdp_status fcdp__gather(fcdp_use *use) {
     fcdp_group *group = use->group;
     const fcdp_plan *plan = use->plan;
@@ -485,7 +487,7 @@ fcdp_status fcdp__gather(fcdp_use *use) {
         status = packed_gather(use);
     else if (!status)
         status = inter_step(use);
-    if (!status && use->by_host)
+    if (!status && use->by_host && !by_slice)
         status = fcdp__delta_store(group, plan->fill_mask);
     else if (!status && stores && !by_slice)
         status = pieces_store(group, plan, plan->fill_mask, whole_mask, group->crossed);
@@ -494,7 +496,9 @@ fcdp_status fcdp__gather(fcdp_use *use) {
         if (status)
             status = fcdp__fail(status, "gathering '%s' within the node: %s", group->name, fcdp_error_text());
     }
-    if (!status && stores && by_slice && !use->by_host) {
+    if (!status && use->by_host && by_slice)
+        status = fcdp__delta_store(group, plan->fill_mask);
+    else if (!status && stores && by_slice) {
         status = fcdp__driver_event_record(engine->drv, group->gathered, use->last);
         if (!status) status = pieces_store(group, plan, plan->fill_mask, whole_mask, group->gathered);
         use->last = group->comm->set->copies[FCDP_TO_HOST];

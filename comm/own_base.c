@@ -29,18 +29,18 @@ void fcdp__own_bases_release(fcdp_own_bases *own) {
 
 /* ---- pages and tasks ---- */
 
-/* What reads and writes them on a stream lies before that stream's `fetched`. FCDP_PENDING: not `waits`, and
+/* What reads and writes them on a stream lies before that stream's `encoded`. FCDP_PENDING: not `waits`, and
  * it has not ended. */
 static fcdp_status uses_end(fcdp_stream_set *set, bool waits) {
     fcdp_driver *drv = set->engine->drv;
     fcdp_status status = FCDP_OK;
     for (int i = 0; i < FCDP_N_INTER && !status; i++) {
         fcdp_stream inter = set->streams[FCDP_STREAM_INTER_0 + i];
-        fcdp_event fetched = set->delta_scratch[i].fetched;
+        fcdp_event encoded = set->delta_scratch[i].encoded;
         if (set->own_bases.incomplete)
             status = waits ? FCDP_RETRY_ONCE(fcdp__driver_stream_sync(drv, inter)) : FCDP_PENDING;
-        else if (fetched)
-            status = waits ? fcdp__driver_event_sync(drv, fetched) : fcdp__driver_event_query(drv, fetched);
+        else if (encoded)
+            status = waits ? fcdp__driver_event_sync(drv, encoded) : fcdp__driver_event_query(drv, encoded);
     }
     return status;
 }

@@ -7,7 +7,8 @@
  *
  *     an own base is known  =>  its bytes have its fingerprint, once the stream has passed what wrote them
  *
- * Whether it is the base that the members have, delta_exchange.c finds out by that fingerprint.
+ * Whether it is the base that the members have, is known by the epoch (delta_device.c), or found out by that
+ * fingerprint (delta_exchange.c).
  *
  * Of one set of streams, and so of one thread at a time, which has them from fcdp__own_bases_acquire to
  * fcdp__own_bases_release; but the pages, which any thread may reclaim in between.
@@ -38,6 +39,7 @@ typedef struct fcdp_own_bases {
 /* Of one extent. */
 typedef struct fcdp_own_base {
     bool has_place, known;
+    uint32_t epoch;       /* known: the fill that sent these bytes (tiering/region.h) */
     size_t offset_bytes;  /* in the range */
     uint64_t fingerprint; /* fcdp__fingerprint_by_host */
 } fcdp_own_base;

@@ -26,6 +26,7 @@ static void set_free(fcdp_stream_set *set) {
     for (int d = 0; d < FCDP_N_DIRECTIONS; d++)
         if (set->owns_copies && set->copies[d]) fcdp__driver_stream_destroy(drv, set->copies[d]);
     for (int i = 0; i < FCDP_N_INTER; i++) fcdp__worker_destroy(set->workers[i]);
+    for (int i = 0; i < FCDP_N_INTER; i++) fcdp__team_destroy(set->teams[i]);
     fcdp__worker_destroy(set->storer);
     for (int i = 0; i < FCDP_N_INTER; i++) fcdp__delta_scratch_free(&set->delta_scratch[i], drv);
     for (int lane = 0; lane < FCDP_N_LANES; lane++)
@@ -44,7 +45,7 @@ static fcdp_status stream_make(fcdp_driver *drv, const char *name, fcdp_stream *
 
 fcdp_status fcdp__stream_set_create(fcdp_engine *engine, const fcdp_stream *copies,
                                     fcdp_stream_set **set_out) {
-    static const char *const names[FCDP_N_STREAMS] = {"inter 0", "inter 1", "node"};
+    static const char *const names[FCDP_N_STREAMS] = {"inter 0", "inter 1", "node", "fetch"};
     static const char *const directions[FCDP_N_DIRECTIONS] = {"d2h", "h2d"};
     fcdp_stream_set *set = calloc(1, sizeof *set);
     if (!set) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for streams");

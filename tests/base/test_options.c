@@ -36,6 +36,7 @@ static void assert_default(const fcdp_options *options) {
     assert_int_equal(options->agree, FCDP_AGREE_FORWARD);
     assert_int_equal(options->prefetch, 1);
     assert_int_equal(options->codec, FCDP_CODEC_AUTO);
+    assert_int_equal(options->codec_threads, 0);
     assert_int_equal(options->reduce, FCDP_REDUCE_FLAT);
     assert_true(options->whole_tensors);
     assert_true(options->timeout_s == 300);
@@ -102,6 +103,7 @@ static void values_reach_their_fields(void **state) {
                                  "FCDP_HOST_COPIES=numa",
                                  "FCDP_FINGERPRINT=never",
                                  "FCDP_PREFETCH=0",
+                                 "FCDP_CODEC_THREADS=64",
                                  "FCDP_REDUCE=hierarchical",
                                  "FCDP_REDUCE_DTYPE=int8",
                                  "FCDP_WHOLE_TENSORS=0",
@@ -136,6 +138,7 @@ static void values_reach_their_fields(void **state) {
     assert_int_equal(options.host_copies, FCDP_HOST_COPIES_NUMA);
     assert_int_equal(options.fingerprint, FCDP_FINGERPRINT_NEVER);
     assert_int_equal(options.prefetch, 0);
+    assert_int_equal(options.codec_threads, 64);
     assert_int_equal(options.reduce, FCDP_REDUCE_HIERARCHICAL);
     assert_int_equal(options.reduce_dtype, FCDP_REDUCE_DTYPE_INT8);
     assert_false(options.whole_tensors);
@@ -236,6 +239,8 @@ static void a_refusal_says_what_is_allowed(void **state) {
         {"FCDP_ALLOC=torch", "FCDP_ALLOC=torch: expected fcdp or native"},
         {"FCDP_AGREE=always", "FCDP_AGREE=always: expected forward or unshard"},
         {"FCDP_PREFETCH=9", "FCDP_PREFETCH=9: expected a whole number from 0 to 8"},
+        {"FCDP_CODEC_THREADS=65", "FCDP_CODEC_THREADS=65: expected a whole number from 0 to 64"},
+        {"FCDP_CODEC_THREADS=-1", "FCDP_CODEC_THREADS=-1: expected a whole number from 0 to 64"},
         {"FCDP_TIMEOUT=0", "FCDP_TIMEOUT=0: expected a number from 0.1 to 86400"},
         {"FCDP_CHECK=4", "FCDP_CHECK=4: expected a whole number from 0 to 3"},
         {"FCDP_LOG=loud", "FCDP_LOG=loud: expected quiet, warn, info or debug"},

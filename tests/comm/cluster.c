@@ -138,6 +138,7 @@ static void member_start(cluster *c, uint32_t rank) {
                              : !of->deltas ? FCDP_CODEC_NONE
                              : of->by_gain ? FCDP_CODEC_AUTO
                                            : FCDP_CODEC_DELTA,
+                    .codec_threads = 3,
                     .device_budget_bytes = of->device_budget_bytes,
                     .host_budget_bytes = (size_t)1 << 30,
                     .timeout_s = of->timeout_s},

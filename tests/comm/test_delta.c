@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/delta_exchange.h"
 #include "tests/comm/engine_world.h"
 #include "tests/comm/random.h"
 #include "tests/log_text.h"
@@ -55,7 +56,8 @@ struct mishap {
     void (*happens)(const member *m, const mishap *what);
     int step;
     uint32_t rank, group; /* of group 2 or later: those before have begun by then */
-    size_t byte;          /* of the rank's own piece of extent 0 */
+    size_t byte;          /* of a piece of extent 0, which is the rank's own, or `ahead` nodes further */
+    uint32_t ahead;
     bool before;
     pthread_barrier_t barrier; /* no rank restores what host memory has from there on to the agreement */
 };
@@ -69,7 +71,8 @@ static void meet(const member *m, mishap *what) {
 
 static void base_flip(const member *m, const mishap *what) {
     const fcdp_group *group = m->groups[what->group];
-    fcdp_piece place = fcdp__plan_shard(group->layout, &m->topology, 0, m->topology.node, m->topology.local);
+    uint32_t node = (m->topology.node + what->ahead) % m->topology.n_nodes;
+    fcdp_piece place = fcdp__plan_shard(group->layout, &m->topology, 0, node, m->topology.local);
     uint8_t *host = fcdp__host_data(group->block);
     host[place.offset_bytes + what->byte % place.bytes] ^= 1;
 }
@@ -139,9 +142,45 @@ static void job_body(member *m, void *arg) {
     MUST(!m->wrong[0]);
 }
 
+static void forward_alone(member *m, uint32_t n_groups) {
+    member_begin_forward(m);
+    for (uint32_t g = 0; g < n_groups; g++) {
+        MUST(!member_unshard(m, g, UNSHARD_FORWARD));
+        MUST(!member_use(m, g));
+        MUST(!member_reshard(m, g, false));
+    }
+}
+
+/* Then one group ends, and the others are gathered without it. */
+static void a_group_ends(member *m, void *arg) {
+    job_body(m, arg);
+    fcdp_group_destroy(m->groups[N_GROUPS - 1]);
+    m->groups[N_GROUPS - 1] = NULL;
+    forward_alone(m, N_GROUPS - 1);
+    MUST(!fcdp__driver_stream_sync(m->engine->drv, m->stream));
+    MUST(!m->wrong[0]);
+}
+
+/* Of two extents that are trainable, one changes in each step. */
+static void parts_change(member *m, void *arg) {
+    static const uint8_t first[CLUSTER_MAX_EXTENTS] = {1};
+    (void)arg;
+    for (uint32_t g = 0; g < N_GROUPS; g++) MUST(!member_step(m, g, all_extents, true));
+    for (int step = 0; step < n_steps; step++) {
+        forward_alone(m, N_GROUPS);
+        for (uint32_t g = 0; g < N_GROUPS; g++) MUST(!member_step(m, g, first, true));
+    }
+    MUST(!fcdp__driver_stream_sync(m->engine->drv, m->stream));
+    MUST(!m->wrong[0]);
+}
+
+static void (*job)(member *m, void *arg) = job_body;
+
 typedef struct outcome {
     uint64_t sent, n_deltas, n_whole, stored; /* bytes, gathers, bytes from devices */
     uint64_t n_by_device;                     /* of a rank's differences */
+    /* Of the groups' last gathers: whose base had a name; whose shards were fetched beside the turn */
+    uint64_t n_named, n_beside;
 } outcome;
 
 static outcome run(const cluster_config *config, mishap *what, long spoil_at, size_t spoil_byte) {
@@ -150,7 +189,7 @@ static outcome run(const cluster_config *config, mishap *what, long spoil_at, si
     c->hub.spoil_byte = spoil_byte;
     atomic_store(&c->hub.spoil_at, spoil_at);
     c->hub.abreast = abreast;
-    cluster_run(c, job_body, what);
+    cluster_run(c, job, what);
     cluster_check_launches(c, true);
     EVERY_MEMBER(c, m) {
         fcdp_engine_stats stats;
@@ -160,6 +199,11 @@ static outcome run(const cluster_config *config, mishap *what, long spoil_at, si
         result.n_whole += stats.n_delta_whole;
         result.n_by_device += stats.n_delta_by_device;
         result.stored += stats.moves.d2h_bytes;
+        for (uint32_t g = 0; g < N_GROUPS; g++) {
+            const fcdp_delta *last = m->groups[g] ? m->groups[g]->delta.last : NULL;
+            result.n_named += last && last->base_name;
+            result.n_beside += last && last->fetches_beside;
+        }
     }
     assert_int_equal(result.sent, c->hub.inter_bytes_sent);
     end(c);
@@ -203,6 +247,12 @@ static void test_fewer_bytes_cross(void **state) {
         uint64_t n_by_host = keeps_base ? n_ranks - (n_ranks + 3) / 4 : n_ranks * N_GROUPS;
         assert_int_equal(differences.n_by_device, here->on_device ? n - n_by_host : 0);
         assert_true(differences.sent < whole.sent * 55 / 100);
+        /* a base in host memory that other ranks have stored in part is read for its name */
+        bool of_others = !here->on_device && here->restore == FCDP_RESTORE_SLICE && config.node_size > 1 &&
+                         way % 2 == 0;
+        assert_int_equal(differences.n_named, of_others ? 0 : n_ranks * N_GROUPS);
+        assert_int_equal(differences.n_beside, here->on_device ? n_ranks * N_GROUPS : 0);
+        assert_int_equal(different.n_named, 0);
         assert_int_equal(different.n_deltas, 0);
         assert_int_equal(different.n_whole, n);
         assert_true(different.sent <= whole.sent + n * (config.n_nodes - 1) * 64);
@@ -242,6 +292,7 @@ static void test_groups_that_cross_together_send_differences(void **state) {
     }
 }
 
+/* What the device encodes has nothing of the host's copy of this rank's own piece, which no other reads. */
 static void test_a_changed_base_crosses_whole(void **state) {
     (void)state;
     test_random random = {random_seed("test_a_changed_base_crosses_whole", 1)};
@@ -250,16 +301,18 @@ static void test_a_changed_base_crosses_whole(void **state) {
         if (round % 2) config = together(config);
         uint32_t n_ranks = config.n_nodes * config.node_size;
         mishap what = {.happens = base_flip,
-                       .step = 1,
+                       .step = 1 + (int)random_below(&random, 2),
                        .rank = random_below(&random, n_ranks),
                        .group = 2 + random_below(&random, N_GROUPS - 2),
                        .byte = random_next(&random),
+                       .ahead = random_below(&random, config.n_nodes),
                        .before = round % 2};
         pthread_barrier_init(&what.barrier, NULL, n_ranks);
         outcome result = run(&config, &what, 0, 0);
         pthread_barrier_destroy(&what.barrier);
+        bool is_read = !(here->on_device && round % 2 == 0 && what.step == 2 && what.ahead == 0);
         /* to all members of the rank's lane, once */
-        assert_int_equal(result.n_whole, config.n_nodes);
+        assert_int_equal(result.n_whole, is_read ? config.n_nodes : 0);
         assert_int_equal(result.n_deltas + result.n_whole,
                          (uint64_t)n_ranks * (round % 2 ? 1 : N_GROUPS) * (N_STEPS - 1));
     }
@@ -278,6 +331,35 @@ static void test_gathers_of_other_sizes_follow(void **state) {
         outcome result = run(&config, NULL, 0, 0);
         assert_int_equal(result.n_whole, 0);
     }
+}
+
+/* The gather of all of them is ended by the next one. */
+static void test_a_group_ends_behind_a_gather_together(void **state) {
+    (void)state;
+    for (int way = 0; way < 3; way++) {
+        cluster_config config = together(make_config(shapes[way][0], shapes[way][1]));
+        job = a_group_ends;
+        outcome result = run(&config, NULL, 0, 0);
+        job = job_body;
+        assert_int_equal(result.n_deltas, config.n_nodes * config.node_size * N_STEPS);
+        assert_int_equal(result.n_whole, 0);
+    }
+}
+
+/* A group that is kept has its base on the device, from where it comes with the shards. */
+static void test_a_base_on_the_device_is_there_before_it_is_read(void **state) {
+    (void)state;
+    n_steps = 6;
+    for (int way = 0; way < 6; way += ways_apart()) {
+        cluster_config config = make_config(shapes[way % 3][0], shapes[way % 3][1]);
+        for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = way / 3 == 0;
+        job = parts_change;
+        outcome result = run(&config, NULL, 0, 0);
+        job = job_body;
+        assert_int_equal(result.n_whole, 0);
+        assert_true(result.n_deltas > 0);
+    }
+    n_steps = N_STEPS;
 }
 
 /* The first rank of a node stores its slices, and the second one keeps the groups on its device, where it has
@@ -377,9 +459,8 @@ static void test_what_comes_wrong_crosses_whole(void **state) {
     bool is_first = here == worlds;     /* of the process */
     if (is_first)
         assert_says(
-            said,
-            "': what came of differences does not have its sender's fingerprint on some rank, and crosses "
-            "whole; this is said once\n");
+            said, "': what came of differences is not the same on all ranks, and crosses whole; this is said "
+                  "once\n");
     assert_int_equal(log_count(said, "this is said once"), is_first);
     print_message("%llu of %llu reached a value\n", (unsigned long long)n_seen, (unsigned long long)n_rounds);
     assert_true(n_seen >= n_rounds * 3 / 4);
@@ -467,15 +548,18 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fewer_bytes_cross),
         cmocka_unit_test(test_groups_that_cross_together_send_differences),
+        cmocka_unit_test(
+            test_what_comes_wrong_crosses_whole), /* the first of those in which a line is said */
         cmocka_unit_test(test_a_changed_base_crosses_whole),
         cmocka_unit_test(test_gathers_of_other_sizes_follow),
+        cmocka_unit_test(test_a_group_ends_behind_a_gather_together),
+        cmocka_unit_test(test_a_base_on_the_device_is_there_before_it_is_read),
         cmocka_unit_test(test_what_a_node_has_not_stored_is_no_base),
         cmocka_unit_test(test_an_own_base_that_has_changed_is_seen),
         cmocka_unit_test(test_own_bases_give_way_and_come_back),
         cmocka_unit_test(test_own_bases_in_use_are_waited_for),
         cmocka_unit_test(test_own_bases_are_anew_behind_a_sleep),
         cmocka_unit_test(test_own_bases_make_room_for_a_later_group),
-        cmocka_unit_test(test_what_comes_wrong_crosses_whole),
         cmocka_unit_test(test_by_gain_too_many_differences_are_not_made_again),
         cmocka_unit_test(test_by_gain_rests_become_longer),
         cmocka_unit_test(test_by_gain_what_cannot_gain_is_not_encoded),

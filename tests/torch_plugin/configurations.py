@@ -46,6 +46,7 @@ ON_SIM = {
         "FCDP_CODEC": "delta",
         "FCDP_COALESCE": "0",
         "FCDP_SIM_SERIAL": "1",
+        "FCDP_CODEC_THREADS": "2",
     },
 }
 # FCDP_REDUCE=hierarchical, and plain FSDP whose reduce-scatter is made to add in that order (compat.py).
