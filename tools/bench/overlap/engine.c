@@ -208,6 +208,7 @@ void engine_open(rank *r) {
                     .mapping = r->config->exact ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS,
                     .prefetch = r->config->prefetch,
                     .codec = r->config->codec ? FCDP_CODEC_DELTA : FCDP_CODEC_NONE,
+                    .codec_threads = r->config->codec_threads,
                     .policy = r->config->policy,
                     .tau = r->config->tau,
                     .device_budget_bytes = r->config->budget_bytes,

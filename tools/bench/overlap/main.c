@@ -25,19 +25,24 @@ static const scenario scenarios[N_RESOURCES] = {
 static const scenario moves_as_long = {"budgets", 5, 10, 4, 7.5, 3, 0.25, 50, 10};
 static const scenario moves_and_gathers = {"plans", 5, 10, 4, 7.5, 5, 0.25, 50, 10};
 
+enum { CODEC_SCALE = 4 };
 static const double CODEC_GBIT = 10; /* of the link that the three scenarios are meant for, with --codec */
 static const double MOST_OVER_BOUND = 1.05;
 
 static const char usage[] =
     "fcdp-overlap [--steps N] [--warm N] [--scale X] [--prefetch N] [--mapping slots|exact]\n"
-    "             [--transport net|nccl] [--codec none|delta] [--timelines FOLDER] [--budgets | --plans]\n"
+    "             [--transport net|nccl] [--codec none|delta] [--codec-threads N] [--timelines FOLDER]\n"
+    "             [--budgets | --plans]\n"
     "    --steps, --warm   measured, and before them (10, 4; at most 32)\n"
-    "    --scale           all durations are X times as long\n"
+    "    --scale           all durations are X times as long (1; 4 with --codec delta: meanwhile this "
+    "machine\n"
+    "                      does what four ranks' cores would)\n"
     "    --prefetch        FCDP_PREFETCH, groups gathered ahead in forward (2)\n"
     "    --mapping         FCDP_MAPPING (slots)\n"
     "    --transport       simnet's own collectives, or NCCL's entry points by a double over it (net)\n"
     "    --codec           FCDP_CODEC (none); delta: with what that adds to a step that compute binds. It\n"
     "                      ends with 1 where a goal is missed\n"
+    "    --codec-threads   FCDP_CODEC_THREADS: threads of a rank that decode what one gather brings (4)\n"
     "    --timelines       a Chrome trace for each scenario and rank goes there: SCENARIO.RANK.json\n"
     "    --budgets         FCDP_POLICY=next-use in less and less device memory, in place of the three "
     "scenarios\n"
@@ -56,7 +61,7 @@ static void print_bounds(const bound *bounds, int n, int busiest) {
 
 /* Prints; returns the ratio. Negative: the steady state costs what it must not, or gathered parameters were
  * wrong. With the codec, the host may wait for a group's last gather. What one core of each rank can do is
- * shown beside the bound, and is none: a rank has a thread for each of two streams. */
+ * shown beside the bound, and is none: a rank has more threads for it. */
 static double report(const run_config *config, const shared *s) {
     bound bounds[N_CODEC_BOUNDS];
     double least, most, median = median_step_ms(s, config->n_steps, &least, &most);
@@ -117,6 +122,12 @@ static bool parse_one(arguments *a, const char *name, const char *value) {
         a->run.prefetch = (int)prefetch;
         return good;
     }
+    if (!strcmp(name, "--codec-threads")) {
+        uint32_t n;
+        bool good = parse_count(value, 1, 64, &n);
+        a->run.codec_threads = (int)n;
+        return good;
+    }
     if (!strcmp(name, "--timelines")) return (a->run.timelines = value);
     if (!strcmp(name, "--scale")) return (a->scale = strtod(value, &end)) > 0 && !*end;
     if (!strcmp(name, "--transport")) {
@@ -133,8 +144,9 @@ static bool parse_one(arguments *a, const char *name, const char *value) {
 }
 
 static bool parse(arguments *a, int argc, char **argv) {
-    *a = (arguments){.run = {.n_warm = 4, .n_steps = 10, .prefetch = 2, .budget_bytes = (size_t)1 << 30},
-                     .scale = 1};
+    *a = (arguments){
+        .run = {
+            .n_warm = 4, .n_steps = 10, .prefetch = 2, .codec_threads = 4, .budget_bytes = (size_t)1 << 30}};
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--budgets")) a->instead = budgets_report;
         if (!strcmp(argv[i], "--plans")) a->instead = plans_report;
@@ -142,6 +154,7 @@ static bool parse(arguments *a, int argc, char **argv) {
         if (i + 1 == argc || !parse_one(a, argv[i], argv[i + 1])) return false;
         i++;
     }
+    if (!a->scale) a->scale = a->run.codec ? CODEC_SCALE : 1;
     return !a->instead || !a->run.codec;
 }
 
@@ -173,6 +186,7 @@ int main(int argc, char **argv) {
            "%s, transport %s%s\n",
            N_GROUPS, N_NODES, NODE_SIZE, a.run.prefetch, a.run.exact ? "exact" : "slots",
            a.run.nccl ? "nccl" : "net", a.run.codec ? ", codec delta" : "");
+    if (a.run.codec) printf("all durations are %g times as long\n", a.scale);
     for (int i = 0; i < N_RESOURCES; i++) {
         scenario of = scenario_scaled(scenarios[i], a.scale);
         a.run.scenario = &of;

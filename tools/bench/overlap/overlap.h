@@ -19,13 +19,13 @@ enum {
     N_RANKS = N_NODES * NODE_SIZE,
     N_GROUPS = 16, /* group 0 is the root, which stays gathered from its forward to its backward */
     N_EXTENTS = 2,
-    /* of one group, all its extents. With fewer bytes, and core_times as many times, what a host function
-     * costs whatever its bytes are (a cold cache, its clocks) would count too often: of 32 KiB a thread
-     * encoded 1.2 GB/s, of these 1.5, and of 16 MiB 2.3 */
-    SHARD_BYTES = 128 << 10,
-    PAGE_BYTES = 2 << 20 /* more than a whole group */
+    /* of one group, all its extents. With fewer bytes, and core_times as many times, what a thread's work
+     * costs whatever its bytes are (it wakes up, a cold cache) would count too often: four threads decoded
+     * 0.8 GB/s each of 128 KiB, and 1.5 of these */
+    SHARD_BYTES = 512 << 10,
+    PAGE_BYTES = 4 << 20 /* more than a whole group */
 };
-static const size_t EXTENT_SHARD_BYTES[N_EXTENTS] = {96 << 10, 32 << 10};
+static const size_t EXTENT_SHARD_BYTES[N_EXTENTS] = {384 << 10, 128 << 10};
 
 typedef struct scenario {
     const char *name;
@@ -49,6 +49,7 @@ typedef struct run_config {
     const fcdp_tier *tiers; /* of the groups, as FCDP_PLAN says them; NULL: policy decides */
     size_t budget_bytes;    /* FCDP_DEVICE_BUDGET */
     bool codec;             /* FCDP_CODEC=delta; else none */
+    int codec_threads;      /* FCDP_CODEC_THREADS */
     double core_times;      /* simgpu_set_core's, for what the host encodes and decodes; 0: 1 */
     bool nccl;              /* the engine's collectives are NCCL's, of the double; else simnet's own */
     const char *timelines;  /* a folder for SCENARIO.RANK.json, NULL: none */
