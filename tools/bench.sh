@@ -40,7 +40,7 @@ overlap: measures how much of its traffic the engine hides. It trains 16 groups 
 each rank a process, on the simulated device and network. Their rates are set so that a step is bound by compute, by
 PCIe, or by the link between the nodes. For each bound it prints the step's time over the least that is possible (the
 busiest resource, and the begin and end that nothing hides), and what the steady state costs in driver calls and
-waits. Timelines and pictures are in build/overlap. Half a minute; no GPU is used.
+waits. Timelines and pictures are in build/overlap. Half a minute, with --codec delta four minutes; no GPU is used.
   --mapping exact    maps and unmaps pages at each use
   --prefetch 0       gathers nothing ahead
   --transport nccl   uses NCCL's entry points, of a double
