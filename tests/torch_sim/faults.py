@@ -14,14 +14,19 @@ import conftest
 import launch
 
 JOB = {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TAU": "0", "FCDP_TRANSPORT": "torch", "FCDP_TIMEOUT": "60"}
-JOBS = {"all": {}, "slices": {"FCDP_RESTORE": "slice"}}  # faults_job.py's sets of faults, and the options of each
+SLICES = {"FCDP_RESTORE": "slice"}
+JOBS = {  # faults_job.py's sets of faults, and the options of each
+    "all": {},
+    "slices": SLICES,
+    "differences": SLICES | {"FCDP_CODEC": "delta", "FCDP_PREFETCH": "2"},
+}
 
 
 def found(which, kind):
     """By fault: the first word of the finding of any rank."""
     tmp = pathlib.Path(tempfile.mkdtemp())
     env = JOB | JOBS[which]
-    if which == "slices" and kind == "sim":  # on a device slices are NCCL's
+    if "FCDP_RESTORE" in env and kind == "sim":  # on a device slices are NCCL's
         env["FCDP_TRANSPORT"] = "nccl"
     env = conftest.with_fabric(env, tmp, 4)
     job = launch.Spawned(HERE / "faults_job.py", [which, tmp, kind], tmp, env, n_ranks=4, warm=True)

@@ -1,5 +1,5 @@
 """FCDP=1 with faults of order planted in the seam and below it, one after another: python faults_job.py WHICH OUT [cpu].
-WHICH is NAME,...|all|slices|sweep[:N]. Writes for each how it was found: "race: ..." by simgpu, "error: ..." by an
+WHICH is NAME,...|all|slices|differences|sweep[:N]. Writes for each how it was found: "race: ..." by simgpu, "error: ..." by an
 exception, "bytes" by other losses than without a fault, or "nothing"; and as "left" those that an exception left out.
 With `cpu` on CPU tensors, as the matrix of tests/torch_plugin trains: there simgpu looks at two addresses of the same
 memory alone.
@@ -275,6 +275,14 @@ FAULTS_OF_SLICES = {
     "the node's gather does not wait for the copy": (out(WAIT, "node", "h2d"), trains_one_by_one),
     "the store does not wait for the node's gather": (out(WAIT, "d2h", "node"), trains_one_by_one),
 }
+# With FCDP_CODEC=delta, and two groups ahead, too.
+FAULTS_OF_DIFFERENCES = {
+    "shards are judged before they are fetched": (out(WAIT, "inter", "fetch"), trains_one_by_one),
+    "shards are fetched before they are written": (out(WAIT, "fetch", "inter"), trains_one_by_one),
+    "differences are decoded to what is still copied": (out(WAIT, "inter", "h2d"), trains_one_by_one),
+    "differences are decoded to what is still stored": (out(WAIT, "inter", "d2h"), trains_one_by_one),
+    "what has come is copied before it is decoded": (out(WAIT, "h2d", "inter"), trains_one_by_one),
+}
 
 
 def sites(device, mesh):
@@ -347,8 +355,9 @@ def main(names, out, kind="sim"):
         }
         names = [*faults][int(names.partition(":")[2] or 0) :]
     else:
-        faults = FAULTS | FAULTS_OF_SLICES
-        names = [*({"all": FAULTS, "slices": FAULTS_OF_SLICES}.get(names) or names.split(","))]
+        sets = {"all": FAULTS, "slices": FAULTS_OF_SLICES, "differences": FAULTS_OF_DIFFERENCES}
+        faults = FAULTS | FAULTS_OF_SLICES | FAULTS_OF_DIFFERENCES
+        names = [*(sets.get(names) or names.split(","))]
     for name in names:
         found[name], goes_on = how_it_is_found(*faults[name], device, mesh)
         left = [other for other in names if other not in found]

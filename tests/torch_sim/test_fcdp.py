@@ -95,10 +95,19 @@ def test_what_plain_fsdp_orders_on_several_streams_stays_ordered(fcdp, run_job):
         assert len(rank) == 5 and set(rank.values()) == {"ordered"}, rank
 
 
-@pytest.mark.parametrize("which", ["all", "slices"])
+SLICES = {"FCDP_RESTORE": "slice", "FCDP_TRANSPORT": "nccl"}
+FAULTS = {  # a set of faults_job.py's: its options, and how many there are
+    "all": ({}, 19),
+    "slices": (SLICES, 3),
+    "differences": (SLICES | {"FCDP_CODEC": "delta", "FCDP_PREFETCH": "2"}, 5),
+}
+
+
+@pytest.mark.parametrize("which", FAULTS)
 def test_every_planted_fault_of_order_is_found(which, run_job):
     """But for "none", of which nothing is to be found. A fault may also end the job; another one finds the rest."""
-    env = FCDP | ({"FCDP_RESTORE": "slice", "FCDP_TRANSPORT": "nccl"} if which == "slices" else {})
+    options, n = FAULTS[which]
+    env = FCDP | options
     names, found = which, {}
     while names:
         ranks = run_job("faults_job.py", names, "OUT", n_ranks=4, env=env)
@@ -108,7 +117,7 @@ def test_every_planted_fault_of_order_is_found(which, run_job):
         names = ",".join(ranks[0]["left"])
     words = {name: {words.split(":")[0] for words in of_ranks} for name, of_ranks in found.items()}
     assert words.pop("none", {"nothing"}) == {"nothing"}
-    assert len(words) == (19 if which == "all" else 3)
+    assert len(words) == n
     for name, by in words.items():
         assert ("bytes" if name == "a peer's words are not waited for" else "race") in by, (name, found[name])
 
