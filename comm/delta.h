@@ -33,10 +33,10 @@
  * encoded, are written to page-locked memory, which needs none of the region's pages: before the turn, or,
  * where the host needs the shards only to name and store them, those beside it, on a stream of their own. If
  * shards are to cross whole then, they do so behind the turn, with the verdict. Behind the turn, what came of
- * the other members goes from there to its places on the device, and this rank's own
- * shards go there within the device. The node's host memory, where the base is, gets all of it from
- * page-locked memory too, by the host: nothing is stored over PCIe, and a use does not wait for this rank's
- * store (where restores are whole, for those of the node's other ranks). Small groups that are gathered
+ * the other members goes from there to its places on the device, and this rank's own shards go there within
+ * the device. The node's host memory, where the base is, gets all of it from page-locked memory too, by the
+ * host: nothing is stored over PCIe, and a use does not wait for this rank's store (where restores are whole,
+ * for those of the node's other ranks). Small groups that are gathered
  * together, mapped groups and spans that are stale in part are stored as ever; of the first two, and of what
  * is frozen, the host encodes. Rounded numbers are for models whose compute the host is (host_computes), and
  * whose ranks restore the whole.

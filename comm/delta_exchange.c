@@ -69,13 +69,6 @@ static uint64_t joined(uint64_t before, uint64_t fingerprint) {
     return fcdp__fingerprint_by_host(&fingerprint, sizeof fingerprint, before);
 }
 
-static uint64_t row_fingerprint(const cut *c, fcdp_delta_rows rows, uint32_t member) {
-    uint64_t all = 0;
-    for (size_t piece = 0; piece < pieces_of(c->bytes); piece++)
-        all = joined(all, piece_fingerprint(fcdp__delta_row(rows, member), c->bytes, piece));
-    return all;
-}
-
 /* Of fewer pieces a thread alone has made them before the others have woken up. */
 enum { TEAM_PIECES = 4 };
 
@@ -96,19 +89,37 @@ static uint64_t *prints_of(const delta *d) {
     return grown(&d->scratch->prints, &d->scratch->prints_bytes, bytes);
 }
 
-/* As a verdict names it. */
-static uint64_t base_name(delta *d) {
-    uint64_t name = 0;
-    for (uint32_t b = 0; b < d->n; b++) {
-        uint64_t all = 0;
-        for (cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
-            uint64_t fingerprint = row_fingerprint(c, c->base, b);
-            if (b == d->me) c->base_fingerprint = fingerprint;
-            all = joined(all, fingerprint);
-        }
-        name = joined(name, all);
+/* A member's bytes, whose pieces' fingerprints these are: in its places, or of its base. */
+static uint64_t member_print(delta *d, uint32_t member, const uint64_t *prints, bool of_base) {
+    uint64_t all = 0;
+    for (cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
+        uint64_t row = 0;
+        for (size_t piece = 0; piece < pieces_of(c->bytes); piece++) row = joined(row, *prints++);
+        if (member == d->me) *(of_base ? &c->base_fingerprint : &c->shard_fingerprint) = row;
+        c->shard_is_known = c->shard_is_known || (member == d->me && !of_base);
+        all = joined(all, row);
     }
+    return all;
+}
+
+/* Of all members' bytes; never 0. */
+static uint64_t name_of(delta *d, const uint64_t *prints, bool of_base) {
+    uint64_t name = 0;
+    size_t n_pieces = pieces_of_cuts(d);
+    for (uint32_t b = 0; b < d->n; b++)
+        name = joined(name, member_print(d, b, prints + b * n_pieces, of_base));
     return name | 1;
+}
+
+/* As a verdict would name it; 0: no memory. */
+static uint64_t base_name(delta *d) {
+    uint64_t *prints = prints_of(d), *at = prints;
+    if (!prints) return 0;
+    for (uint32_t b = 0; b < d->n; b++)
+        for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++)
+            for (size_t piece = 0; piece < pieces_of(c->bytes); piece++)
+                *at++ = piece_fingerprint(fcdp__delta_row(c->base, b), c->bytes, piece);
+    return name_of(d, prints, true);
 }
 
 /* One cut's; 0: too many. */
@@ -135,12 +146,12 @@ static size_t encode(delta *d, char *wire, size_t capacity) {
     return at;
 }
 
-/* What a member has sent of each cut: false, and nothing more, at the end, or if the wire is malformed. */
 typedef struct wire_reader {
     const char *at;
     size_t left_bytes;
 } wire_reader;
 
+/* What a member has sent of its next cut. False, at the end or if the wire is malformed: nothing. */
 static bool wire_next(wire_reader *r, const char **wire_out, size_t *bytes_out) {
     uint64_t n;
     if (r->left_bytes < sizeof n) return false;
@@ -231,26 +242,6 @@ static void part_decode(void *context, unsigned part, unsigned n_parts) {
         if (b != of->d->me && !member_decode(of, b, first, until))
             atomic_store_explicit(&of->failed, true, memory_order_relaxed);
     atomic_fetch_add_explicit(&of->core_ns, core_ns() - start_ns, memory_order_relaxed);
-}
-
-/* A member's bytes, whose pieces' fingerprints these are. */
-static uint64_t member_print(delta *d, uint32_t member, const uint64_t *prints) {
-    uint64_t all = 0;
-    for (cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
-        uint64_t row = 0;
-        for (size_t piece = 0; piece < pieces_of(c->bytes); piece++) row = joined(row, *prints++);
-        if (member == d->me) c->shard_fingerprint = row, c->shard_is_known = true;
-        all = joined(all, row);
-    }
-    return all;
-}
-
-/* Of what is in the places, as all members name it. */
-static uint64_t places_name(delta *d, const uint64_t *prints) {
-    uint64_t name = 0;
-    size_t n_pieces = pieces_of_cuts(d);
-    for (uint32_t b = 0; b < d->n; b++) name = joined(name, member_print(d, b, prints + b * n_pieces));
-    return name | 1;
 }
 
 /* In staged memory the shard lies there. */
@@ -366,7 +357,7 @@ static fcdp_status differences_judge(delta *d, fcdp_channel channel, bool *right
     double ns;
     uint64_t *prints = prints_of(d);
     if (!prints) return no_memory(d, d->n * pieces_of_cuts(d) * sizeof *prints);
-    uint64_t name = d->decoded ? places_name(d, prints) : 0;
+    uint64_t name = d->decoded ? name_of(d, prints, false) : 0;
     uint64_t *verdicts = (uint64_t *)(void *)d->scratch->all;
     verdicts[d->me] = name;
     fcdp_status status = exchange(d, channel, verdicts, sizeof *verdicts, &ns);
@@ -459,7 +450,7 @@ static void differences_make(delta *d) {
     fcdp_delta_head *mine = &d->heads[d->me];
     if (!wire || !base_is_there(d)) return;                  /* the shards cross whole */
     mine->base = d->base_name ? d->base_name : base_name(d); /* 0 says that it has none */
-    mine->wire_bytes = encode(d, wire, most);
+    if (mine->base) mine->wire_bytes = encode(d, wire, most);
     if (mine->wire_bytes && d->n_by_device == d->n_cuts)
         fcdp__count(&d->comm->engine->counts, FCDP_COUNT_DELTA_BY_DEVICE, 1);
     d->encode_ns = core_ns() - start_ns;
@@ -507,7 +498,7 @@ static void shards_read(delta *d) {
     if (!prints) return;
     decoding of = {.d = d, .n_pieces = pieces_of_cuts(d), .prints = prints};
     team_run(d, of.n_pieces, part_own, &of);
-    (void)member_print(d, d->me, prints + d->me * of.n_pieces);
+    (void)member_print(d, d->me, prints + d->me * of.n_pieces, false);
 }
 
 void fcdp__delta_encode_run(void *gather) {
