@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-#include "comm/internal.h"
+#include "comm/delta_exchange.h"
 #include "sim/gpu/simgpu.h"
 #include "tests/comm/program.h"
 
@@ -32,6 +32,9 @@ enum {
 /* in an agreement no rank knows which collective is late */
 static const double LONG_S = 60, SHORT_S = 0.5, AGREEMENT_S = 3;
 
+static int n_steps = N_STEPS;
+static long spoil_at; /* in the exchange of that number a byte changes on its way; 0: in none */
+
 typedef struct fault { /* n 0: none */
     long n;
     bool of_driver;
@@ -41,7 +44,9 @@ typedef struct fault { /* n 0: none */
 
 typedef struct outcome {
     unsigned long n_driver_calls;
-    long n_collectives;
+    long n_collectives, n_exchanges;
+    uint64_t n_crossed_whole; /* gathers that asked for differences */
+    int n_beside;             /* last gathers of groups, whose shards came beside the turn */
     int n_actions, n_failed;
     double took_s;
     rank_end ends[CLUSTER_MAX_RANKS];
@@ -104,19 +109,30 @@ static outcome run_with(const cluster_config *config, const fault *f) {
     simgpu_set_races(1);
     cluster *c = cluster_create(config);
     program p = {
-        .cluster = c, .seed = 5, .n_steps = N_STEPS, .plain = true, .stops = f->stops, .stops_at = (int)f->n};
+        .cluster = c, .seed = 5, .n_steps = n_steps, .plain = true, .stops = f->stops, .stops_at = (int)f->n};
     unsigned long before = simgpu_calls(NULL);
     uint64_t start_ns = fcdp__now_ns();
     c->council.timeout_s = AGREEMENT_S > config->timeout_s ? AGREEMENT_S : config->timeout_s;
+    atomic_store(&c->hub.spoil_at, spoil_at);
     fault_arm(c, f);
     program_run(&p);
     simgpu_fail_nth(NULL, 0, 0);
     outcome result = {.n_driver_calls = simgpu_calls(NULL) - before,
                       .n_collectives = c->hub.n_calls,
+                      .n_exchanges = c->hub.n_exchanges,
                       .n_actions = p.n_actions,
                       .n_failed = p.n_failed,
                       .took_s = (double)(fcdp__now_ns() - start_ns) / 1e9};
     memcpy(result.ends, p.ends, sizeof result.ends);
+    for (uint32_t r = 0; r < c->n_ranks; r++) {
+        fcdp_engine_stats stats;
+        fcdp_engine_stats_get(c->members[r].engine, &stats);
+        result.n_crossed_whole += stats.n_delta_whole;
+        for (uint32_t g = 0; g < config->n_groups; g++) {
+            const fcdp_delta *last = c->members[r].groups[g] ? c->members[r].groups[g]->delta.last : NULL;
+            result.n_beside += last && last->fetches_beside;
+        }
+    }
     ends_check(&p, f);
     cluster_destroy(c);
     assert_nothing_lives_after("fault at call", f->n);
@@ -281,6 +297,28 @@ static void test_every_driver_call_differences_by_slice(void **state) {
         CUDA_UNKNOWN, 61);
 }
 
+/* From the third gather on a base has a name, so shards are fetched beside the turn. The last gather comes
+ * right, or wrong. */
+static void test_every_driver_call_differences_of_named_bases(void **state) {
+    (void)state;
+    n_steps = 4;
+    for (uint32_t way = 0; way < 2; way++) {
+        fcdp_restore_mode restore = way ? FCDP_RESTORE_SLICE : FCDP_RESTORE_WHOLE;
+        cluster_config config = on_device(differing(small_cluster(1 + way, restore, FCDP_MAPPING_SLOTS)));
+        config.device_budget_bytes += 8 * (size_t)PAGE_BYTES; /* own bases need spare pages */
+        fault none = {.stops = NOBODY};
+        outcome right = run_with(&config, &none);
+        assert_true(right.n_beside > 0);
+        every_driver_call(config, CUDA_UNKNOWN, way ? 61 : 31);
+        spoil_at = right.n_exchanges;
+        uint64_t n_whole = run_with(&config, &none).n_crossed_whole;
+        if (n_whole > right.n_crossed_whole) every_driver_call(config, CUDA_UNKNOWN, 61);
+        spoil_at = 0;
+        assert_true(n_whole > right.n_crossed_whole);
+    }
+    n_steps = N_STEPS;
+}
+
 static void test_every_driver_call_rounded(void **state) {
     (void)state;
     every_driver_call(rounding(small_cluster(1, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS)), CUDA_UNKNOWN, 17);
@@ -433,6 +471,7 @@ int main(void) {
         cmocka_unit_test(test_every_driver_call_differences),
         cmocka_unit_test(test_every_driver_call_differences_on_a_device),
         cmocka_unit_test(test_every_driver_call_differences_by_slice),
+        cmocka_unit_test(test_every_driver_call_differences_of_named_bases),
         cmocka_unit_test(test_every_driver_call_rounded),
         cmocka_unit_test(test_every_driver_call_restore_by_slice),
         cmocka_unit_test(test_every_driver_call_restore_whole),
