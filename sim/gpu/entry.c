@@ -60,7 +60,11 @@ static bool breaks_captures(enum sim_entry entry) {
 CUresult simgpu__enter(enum sim_entry entry) {
     if (simgpu__forked()) return CUDA_ERROR_NOT_INITIALIZED;
     CUresult fault = simgpu__fault_count(entry);
-    if (fault == CUDA_ERROR_ILLEGAL_ADDRESS) simgpu__sticky_set(fault);
+    if (fault == CUDA_ERROR_ILLEGAL_ADDRESS) {
+        sim_lock();
+        simgpu__sticky_set(fault);
+        sim_unlock();
+    }
     if (fault != CUDA_SUCCESS) return fault;
     if (in_host_function) return CUDA_ERROR_NOT_PERMITTED;
     if (needs[entry] == SIM_NEEDS_NOTHING) return CUDA_SUCCESS;
@@ -93,5 +97,5 @@ CUresult simgpu__enter_control(void) {
 
 void simgpu__sticky_set(CUresult code) {
     if (atomic_load(&sim.sticky) == CUDA_SUCCESS) atomic_store(&sim.sticky, code);
-    pthread_cond_broadcast(&sim.progress);
+    simgpu__streams_wake();
 }

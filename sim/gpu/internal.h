@@ -236,6 +236,7 @@ void simgpu__host_reset(void);
 /* A point in a stream that something waits for: an event's recorded state, or a synchronous copy's end. */
 struct sim_point {
     unsigned refs;
+    unsigned n_waiting; /* threads of the program's */
     bool done;
     uint64_t end_ns; /* once done: the modelled time of it */
     struct sim_position position;
@@ -315,6 +316,8 @@ void simgpu__captures_invalidate(void);
 /* With the lock. */
 bool simgpu__stream_captures(const struct sim_stream *stream);
 const char *simgpu__stream_label(const struct sim_stream *stream);
+/* Something else than an operation's end has changed what they may start: the sticky error, a setting. */
+void simgpu__streams_wake(void);
 void simgpu__stream_reset(void);
 void simgpu__stream_forget_order(void); /* of the null stream, which outlives a reset */
 size_t simgpu__event_count(void);
@@ -392,7 +395,9 @@ void simgpu__order_reset(void);
 
 struct sim_state {
     pthread_mutex_t lock;
-    pthread_cond_t progress; /* an operation ended, a point is done, the sticky error is set, a worker left */
+    /* for the program's threads: a point that they wait for is done, an operation has ended, a worker has
+     * left. A stream's worker has a condition of its own */
+    pthread_cond_t progress;
 
     /* read by the gate without the lock, written under it */
     atomic_bool initialised;

@@ -147,7 +147,7 @@ void simgpu_set_queues(unsigned n) {
     simgpu__settings_load();
     sim_lock();
     sim.n_queues = n < SIM_MAX_QUEUES ? n : SIM_MAX_QUEUES;
-    pthread_cond_broadcast(&sim.progress);
+    simgpu__streams_wake();
     sim_unlock();
 }
 
@@ -156,7 +156,7 @@ void simgpu_set_serial(int on) {
     simgpu__settings_load();
     sim_lock();
     sim.serial = on;
-    pthread_cond_broadcast(&sim.progress);
+    simgpu__streams_wake();
     sim_unlock();
 }
 
