@@ -14,8 +14,8 @@ STREAMS = ["compute", "inter 0", "inter 1", "node", "d2h", "h2d", "reduce-scatte
 
 
 def timeline(path, durations_ms):
-    """One step after another, of these durations: each is a forward on every stream and an optimizer of 1 ms at
-    its end."""
+    """One step after another, of these durations: each is a forward on every stream, a kernel of FCDP's behind one of
+    them, and an optimizer of 1 ms at its end."""
     events = [
         {"name": "thread_name", "ph": "M", "pid": 1, "tid": i, "args": {"name": name}} for i, name in enumerate(STREAMS)
     ]
@@ -39,6 +39,7 @@ def timeline(path, durations_ms):
     for duration in durations_ms:
         for stream in range(len(STREAMS)):
             operation(stream, "forward 3", now, 2000)
+        operation(1, "fcdp_delta_encode", now + 2000, 5)
         now += duration * 1e3
         operation(0, "optimizer", now - 1000, 1000)
     events.append(

@@ -20,7 +20,7 @@ ROWS = (  # stream, what it is called here, colours of even and odd groups
     ("h2d", "from the host", ("#c2553f", "#e0998a")),
     ("reduce-scatter", "reduce-scatter", ("#e08a2e", "#efb97e")),
 )
-OPTIMIZER = "#6b7280"
+NO_GROUP = "#6b7280"
 STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fcdp-overlap",
@@ -56,6 +56,11 @@ def step_of(rows):
     return steps[len(steps) // 2]
 
 
+def group_of(name):
+    """Its number, as text; "" of what is no group's: the optimizer, and kernels that FCDP launches."""
+    return name.split()[-1] if name.split()[-1].isdigit() else ""
+
+
 def draw(out, title, rows):
     begin, end = step_of(rows)
     with matplotlib.rc_context(STYLE):
@@ -63,14 +68,14 @@ def draw(out, title, rows):
         axes = figure.subplots()
         for y, (stream, _, colours) in enumerate(ROWS):
             shown = [(b, d, name) for b, d, name in rows[stream] if b + d > begin and b < end]
-            colour = [OPTIMIZER if name == "optimizer" else colours[int(name.split()[-1]) % 2] for _, _, name in shown]
+            colour = [colours[int(group_of(name)) % 2] if group_of(name) else NO_GROUP for _, _, name in shown]
             axes.broken_barh([((b - begin) / 1e3, d / 1e3) for b, d, _ in shown], (y - 0.38, 0.76), facecolors=colour)
             for b, d, name in shown:
-                if d >= LABEL_US * (end - begin) / 250e3 and stream == "compute" and name != "optimizer":
+                if d >= LABEL_US * (end - begin) / 250e3 and stream == "compute" and group_of(name):
                     axes.text(
                         (b - begin + d / 2) / 1e3,
                         y,
-                        name.split()[-1],
+                        group_of(name),
                         ha="center",
                         va="center",
                         color="white",
