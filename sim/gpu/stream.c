@@ -59,7 +59,7 @@ static struct sim_table stream_table = {.tag = 0x53};
 static struct sim_stream null_stream = {.work = PTHREAD_COND_INITIALIZER, .name = "null stream"};
 static struct sim_stream *streams;
 static unsigned n_workers;
-static unsigned n_awaiting;   /* threads of the program's that wait for more than one point */
+static unsigned n_awaiting;   /* threads of the program's that wait, not for one point */
 static bool point_is_awaited; /* one that is done, and whose waiters have not been woken up */
 static unsigned n_created;    /* since the last reset: for the names of streams without one */
 static unsigned n_rows;       /* ever */
@@ -148,7 +148,7 @@ static bool may_start(const struct sim_stream *stream, const struct sim_op *op) 
 /* ---- waking up ----
  *
  * A stream's worker is woken up when its head may start, which it looks at once more. (All of them at each
- * operation's end made tests/comm/test_delta.c take 70 s instead of 45.) */
+ * operation's end made tests/comm/test_delta.c take 66 s instead of 43.) */
 
 static void stream_wake(struct sim_stream *stream, bool anyhow) {
     if (stream->waits && (anyhow || may_start(stream, stream->head))) pthread_cond_signal(&stream->work);
