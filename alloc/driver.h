@@ -184,7 +184,8 @@ fcdp_status fcdp__driver_kernel_load(fcdp_driver *drv, const fcdp_kernel_source 
                                      fcdp_kernel *kernel_out) FCDP_MUST_CHECK;
 /* Only when the host has seen all launches end. */
 void fcdp__driver_kernel_unload(fcdp_driver *drv, const fcdp_kernel *kernel);
-/* `tasks`: their device address (fcdp__driver_host_dptr). They stay unchanged until the kernel has run. */
+/* `tasks`: their device address (fcdp__driver_host_dptr). They stay there until the kernel has run, with the
+ * ranges that they have now. */
 fcdp_status fcdp__driver_launch(fcdp_driver *drv, const fcdp_kernel *kernel, fcdp_dptr tasks,
                                 uint32_t n_tasks, fcdp_stream stream) FCDP_MUST_CHECK;
 

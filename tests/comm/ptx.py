@@ -213,10 +213,10 @@ def translated(text):
     body = re.sub(r"\{\s*\n|\n\s*\}", "\n", body)  # around inlined assembly
     symbols = {}
     at = 0
-    for align, name, size in re.findall(r"\.shared\s+\.align\s+(\d+)\s+\.b8\s+(\w+)\[(\d+)\]", body):
+    for align, type_, name, n in re.findall(r"\.shared\s+\.align\s+(\d+)\s+\.(\w+)\s+([\w$]+)(?:\[(\d+)\])?", body):
         at = (at + int(align) - 1) // int(align) * int(align)
         symbols[name] = at
-        at += int(size)
+        at += _bits(type_) // 8 * int(n or 1)
     lines = [line for line in re.findall(r"\$?\w+:|[^;:\s][^;:]*;", body) if not line.startswith(".")]
     labels = {}
     for line in lines:

@@ -1,5 +1,6 @@
-/* That a device's wire of differences is the CPU's, on any driver: FCDP_DRIVER=cuda runs the PTX. With an
- * argument: how fast it reads both arrays, of modelled weights. */
+/* That a device's wire of differences is the CPU's, and that it copies once more what came wrong, on any
+ * driver: FCDP_DRIVER=cuda runs the PTX. With an argument: how fast it reads both arrays, of modelled
+ * weights. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +9,7 @@
 #include "base/options.h"
 #include "base/size.h"
 #include "comm/codec_kernel.h"
+#include "comm/copy_if.h"
 #include "tests/assert_ok.h"
 #include "tests/comm/random.h"
 #include "tools/bench/codec/weights.h"
@@ -142,6 +144,51 @@ static void test_slots_without_sense_make_no_wire(void **state) {
     free(slots);
 }
 
+static void want(void *task) {
+    ((fcdp_copy_if_task *)task)->wanted = 1;
+}
+
+/* The host says so behind the launch, before the stream comes to it. Else the device has what it had. */
+static void test_copies_are_made_if_they_are_wanted(void **state) {
+    (void)state;
+    test_random seed = {random_seed(__func__, fcdp__now_ns())};
+    world w = world_create(MAX_BYTES);
+    fcdp_kernel kernel;
+    fcdp_copy_if_task *tasks = (fcdp_copy_if_task *)(void *)w.pinned;
+    fcdp_dptr tasks_at, from_at;
+    char *had = malloc(MAX_BYTES), *has = malloc(MAX_BYTES);
+    assert_ok(fcdp__driver_kernel_load(w.drv, &fcdp__copy_if_kernel, &kernel));
+    assert_ok(fcdp__driver_host_dptr(w.drv, tasks, &tasks_at));
+    assert_true(fcdp__copy_if_tasks_of(MAX_BYTES) == 2);
+    for (int i = 0; i < 12; i++) {
+        size_t bytes = i < 2 ? MAX_BYTES - SHIFTS : 1 + random_below(&seed, MAX_BYTES - SHIFTS);
+        char *from = w.pinned + 2 * sizeof *tasks + (i % 2 ? random_below(&seed, SHIFTS) : 0);
+        fcdp_dptr to = fcdp__dptr_add(w.device, i % 3 ? random_below(&seed, SHIFTS) : 0);
+        size_t n = fcdp__copy_if_tasks_of(bytes), wanted = random_below(&seed, (uint32_t)n + 1);
+        for (size_t k = 0; k < bytes; k++) {
+            from[k] = (char)random_next(&seed);
+            had[k] = (char)random_next(&seed);
+        }
+        assert_ok(fcdp__driver_copy_h2d(w.drv, to, had, bytes, w.stream));
+        assert_ok(fcdp__driver_host_dptr(w.drv, from, &from_at));
+        fcdp__copy_if_tasks_fill(tasks, to, from_at, bytes);
+        if (wanted < n) assert_ok(fcdp__driver_host_function(w.drv, w.stream, want, &tasks[wanted]));
+        assert_ok(fcdp__driver_launch(w.drv, &kernel, tasks_at, (uint32_t)n, w.stream));
+        assert_ok(fcdp__driver_copy_d2h(w.drv, has, to, bytes, w.stream));
+        assert_ok(fcdp__driver_stream_sync(w.drv, w.stream));
+        if (wanted < n) {
+            size_t at = wanted * FCDP_COPY_IF_TASK_BYTES;
+            memcpy(had + at, from + at,
+                   bytes - at < FCDP_COPY_IF_TASK_BYTES ? bytes - at : FCDP_COPY_IF_TASK_BYTES);
+        }
+        if (memcmp(has, had, bytes) != 0) fail_msg("%zu bytes, of which task %zu is wanted", bytes, wanted);
+    }
+    fcdp__driver_kernel_unload(w.drv, &kernel);
+    free(has);
+    free(had);
+    world_destroy(&w);
+}
+
 /* ---- how fast ---- */
 
 /* The best of ten, with the host's wait. */
@@ -204,6 +251,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_device_encodes_as_the_cpu),
         cmocka_unit_test(test_slots_without_sense_make_no_wire),
+        cmocka_unit_test(test_copies_are_made_if_they_are_wanted),
     };
     if (argc > 1) {
         static const double rates[] = {3e-4, 1e-4, 1e-5, 0};

@@ -1,4 +1,4 @@
-"""The kernels without a GPU: what comm/fingerprint.ptx and comm/codec.ptx compute, what a compiler makes of their
+"""The kernels without a GPU: what comm/fingerprint.ptx, comm/codec.ptx and comm/copy_if.ptx compute, what a compiler makes of their
 sources today, and that they assemble."""
 
 import ctypes
@@ -251,7 +251,35 @@ def test_a_wrong_encoder_is_noticed(wrong):
         check_codec(text)
 
 
-# ---- both ----
+# ---- the copies' ----
+
+
+def check_copies(text):
+    """What is not wanted stays, and so does what lies behind a task's bytes, in tasks of any size and start."""
+    chance, seed = seeded()
+    kernel = ptx.Kernel(text)
+    sizes = [0, 1, 15, 16, 17, 4095, 4096, 16384, 16385, 77845, 256 << 10]
+    cases = [(n, starts, True) for n in sizes for starts in ((0, 0), (chance.randrange(16), chance.randrange(16)))]
+    cases += [(n, (0, 0), False) for n in (16, 5000)]
+    tasks, arrays = bytearray(), {}
+    for i, (n, starts, wanted) in enumerate(cases):
+        at = [(2 * i + k + 1 << 32) + start for k, start in enumerate(starts)]
+        arrays |= zip(at, (bytearray(chance.randbytes(n)), bytearray([UNWRITTEN]) * (n + 16)))
+        tasks += struct.pack("<8Q", at[0], n, at[1], n, wanted, 0, 0, 0)
+    before = bytes(tasks)
+    kernel.launch(len(cases), N_THREADS, 4096, ptx.Memory({4096: tasks, **arrays}))
+    assert tasks == before
+    both = iter(arrays.values())
+    for (n, starts, wanted), had, has in zip(cases, both, both):
+        expected = (had if wanted else bytes([UNWRITTEN]) * n) + bytes([UNWRITTEN]) * 16
+        assert has == expected, f"{n} bytes at ...{starts}, wanted: {wanted}, seed {seed}"
+
+
+def test_the_shipped_text_copies_what_is_wanted():
+    check_copies(TEXTS["copy_if"])
+
+
+# ---- all of them ----
 
 
 @pytest.mark.parametrize("kernel", compile_ptx.KERNELS)
@@ -290,4 +318,4 @@ def test_the_source_and_the_text_agree(kernel):
     if made is None:
         pytest.skip("no NVRTC (package nvidia-cuda-nvrtc-cu12) and no nvcc on PATH")
     print(architecture, "the same text" if made == TEXTS[kernel] else "another text")
-    {"fingerprint": check, "codec": check_codec}[kernel](made)
+    {"fingerprint": check, "codec": check_codec, "copy_if": check_copies}[kernel](made)

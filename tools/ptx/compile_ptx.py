@@ -1,4 +1,5 @@
-"""The kernels of comm/*.cu as PTX: compile_ptx.py KERNEL OUTPUT [ARCHITECTURE], where KERNEL is fingerprint or codec
+"""The kernels of comm/*.cu as PTX: compile_ptx.py KERNEL OUTPUT [ARCHITECTURE], where KERNEL is fingerprint,
+codec or copy_if.
 
 With NVRTC (libnvrtc.so: CUDA's, or of the package nvidia-cuda-nvrtc-cu12) or nvcc, whichever is found. The
 PTX's version is then lowered to 6.4, which drivers from CUDA 10.1 on take: a driver refuses a version newer
@@ -15,7 +16,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-KERNELS = ("fingerprint", "codec")
+KERNELS = ("fingerprint", "codec", "copy_if")
 VERSION = "6.4"
 ARCHITECTURE = "compute_70"
 
