@@ -79,7 +79,7 @@ static bool takes_base(const fcdp_comm *comm) {
 
 /* No stage of it is under way, or will be; no stream has it. */
 static void delta_free(delta *d) {
-    for (int stage = 0; stage < FCDP_DELTA_N_STAGES; stage++) fcdp__worker_job_end(&d->jobs[stage]);
+    for (size_t i = 0; i < sizeof d->jobs / sizeof *d->jobs; i++) fcdp__worker_job_end(&d->jobs[i]);
     free(d->heads);
     free(d);
 }
@@ -195,6 +195,7 @@ static delta *delta_make(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_de
     d->object = cuts[0].group == cuts[n - 1].group ? fcdp__group_object(cuts[0].group) : 0;
     d->n = comm->topology.n_nodes;
     d->me = comm->topology.node;
+    d->n_parts = 1;
     d->by_gain = comm->engine->options.codec == FCDP_CODEC_AUTO;
     d->encodes = !(d->by_gain && state->is_hopeless);
     d->rounds = comm->engine->options.codec == FCDP_CODEC_INT8;
@@ -276,20 +277,20 @@ static void access_add(access_list *list, const char *at, size_t bytes, bool wri
 }
 
 /* A piece of a group's host memory. */
-static void host_add(access_list *list, const cut *c, const char *at, bool writes) {
+static void host_add(access_list *list, const cut *c, const char *at, size_t bytes, bool writes) {
     bool pinned;
-    for (size_t done = 0, n; done < c->bytes; done += n) {
-        n = fcdp__host_run_bytes(c->group->block, at + done, c->bytes - done, &pinned);
+    for (size_t done = 0, n; done < bytes; done += n) {
+        n = fcdp__host_run_bytes(c->group->block, at + done, bytes - done, &pinned);
         access_add(list, at + done, n, writes);
     }
 }
 
-static void base_add(access_list *list, const cut *c, uint32_t member) {
-    const char *at = fcdp__delta_row(c->base, member);
+static void base_add(access_list *list, const cut *c, uint32_t member, size_t begin, size_t bytes) {
+    const char *at = fcdp__delta_row(c->base, member) + begin;
     if (c->from.where == FCDP_BASE_IN_HOST)
-        host_add(list, c, at, false);
+        host_add(list, c, at, bytes, false);
     else
-        access_add(list, at, c->bytes, false);
+        access_add(list, at, bytes, false);
 }
 
 static void announce_list(const delta *d, access_list *list) {
@@ -297,10 +298,24 @@ static void announce_list(const delta *d, access_list *list) {
     free(list->at);
 }
 
-/* In the turn all of the three stages behind the first one may come to pass. */
+static void announce_part(const delta *d, unsigned part) {
+    access_list list = {0};
+    fcdp_delta_run run;
+    fcdp_delta_walk walk = fcdp__delta_walk(d, part, 0, 1);
+    while (fcdp__delta_walk_next(&walk, &run)) {
+        const cut *c = &d->cuts[run.cut];
+        size_t bytes = run.end - run.begin;
+        if (d->encodes) base_add(&list, c, run.member, run.begin, bytes);
+        access_add(&list, fcdp__delta_row(c->places, run.member) + run.begin, bytes, true);
+    }
+    announce_list(d, &list);
+}
+
+/* But for a part. In the turn all of the three stages behind the first one may come to pass. */
 static void announce(const delta *d, fcdp_delta_stage stage) {
     access_list list = {0};
     bool encodes = stage == FCDP_DELTA_ENCODE;
+    bool reads_alone = d->copies && stage == FCDP_DELTA_JUDGE;
     if (d->fetches_beside && stage == FCDP_DELTA_CROSS) return;
     for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
         bool is_in_place = c->shard == fcdp__delta_row(c->places, d->me);
@@ -309,11 +324,14 @@ static void announce(const delta *d, fcdp_delta_stage stage) {
         if (encodes) access_add(&list, c->shard, c->bytes, false);
         for (uint32_t b = 0; b < d->n; b++) {
             bool is_mine = b == d->me;
-            if (d->encodes && stage != FCDP_DELTA_JUDGE && (encodes || !is_mine)) base_add(&list, c, b);
-            if (is_mine ? stage != FCDP_DELTA_DECODE && !(encodes && is_in_place) : !encodes)
+            if (d->encodes && stage <= FCDP_DELTA_CROSS && (encodes || !is_mine))
+                base_add(&list, c, b, 0, c->bytes);
+            if (is_mine ? !(encodes && is_in_place) : !encodes && !reads_alone)
                 access_add(&list, fcdp__delta_row(c->places, b), c->bytes, encodes == is_mine);
         }
     }
+    if (stage == FCDP_DELTA_MEND)
+        access_add(&list, (const char *)d->copies, d->n_copies * sizeof *d->copies, true);
     announce_list(d, &list);
 }
 
@@ -323,7 +341,7 @@ static void announce_store(const delta *d) {
         for (uint32_t b = 0; b < d->n; b++) {
             access_add(&list, fcdp__delta_row(c->places, b), c->bytes, false);
             for (uint32_t i = 0; i < fcdp__host_block_copies(c->group->block); i++)
-                host_add(&list, c, fcdp__delta_host_row(c, i, b), true);
+                host_add(&list, c, fcdp__delta_host_row(c, i, b), c->bytes, true);
         }
     announce_list(d, &list);
 }
@@ -370,16 +388,21 @@ static fcdp_status workers_make(const fcdp_comm *comm) {
     return status;
 }
 
-/* Where the host computes, a stream is a thread. */
-static fcdp_status stage_launch(delta *d, fcdp_delta_stage stage, fcdp_stream stream) {
+/* Where the host computes, a stream is a thread. `part`: of FCDP_DELTA_DECODE. */
+static fcdp_status part_launch(delta *d, fcdp_delta_stage stage, unsigned part, fcdp_stream stream) {
     static const fcdp_host_function functions[FCDP_DELTA_N_STAGES] = {
-        fcdp__delta_encode_run, fcdp__delta_cross_run, fcdp__delta_decode_run, fcdp__delta_judge_run,
-        fcdp__delta_store_run};
+        fcdp__delta_encode_run, fcdp__delta_cross_run, fcdp__delta_decode_run,
+        fcdp__delta_judge_run,  fcdp__delta_mend_run,  fcdp__delta_store_run};
     if (d->comm->engine->host_computes)
         return fcdp__driver_host_function(d->comm->engine->drv, stream, functions[stage], d);
     fcdp_stream_set *set = d->comm->set;
     fcdp_worker *worker = stage == FCDP_DELTA_STORE ? set->storer : set->workers[d->inter_index];
-    return fcdp__worker_launch(worker, stream, functions[stage], d, &d->jobs[stage]);
+    fcdp_worker_job *job = &d->jobs[part ? FCDP_DELTA_N_STAGES + part - 1 : stage];
+    return fcdp__worker_launch(worker, stream, functions[stage], d, job);
+}
+
+static fcdp_status stage_launch(delta *d, fcdp_delta_stage stage, fcdp_stream stream) {
+    return part_launch(d, stage, 0, stream);
 }
 
 /* Does the host read the shards only to name and store them? Not before all members are known to decode
@@ -399,41 +422,65 @@ static fcdp_status shards_begin(delta *d, const fcdp_delta_cut *cuts, fcdp_strea
         rows_set(d, cuts, NULL);
         return stores_await(d, inter);
     }
-    fcdp_status status = workers_make(d->comm);
-    if (status) return status;
     fcdp__delta_encoder_begin(d, cuts);
-    status = fcdp__delta_staged_reserve(d, inter, &staged);
-    if (!status) rows_set(d, cuts, &staged);
-    if (!status) status = fcdp__delta_shards_fetch(d, cuts, inter);
-    fcdp__delta_encoder_end(d, status);
+    fcdp_status status = fcdp__delta_staged_reserve(d, &staged);
+    if (status) return status;
+    rows_set(d, cuts, &staged);
     d->fetches_beside = may_fetch_beside(d);
+    if (d->fetches_beside) fcdp__delta_copies_begin(d, cuts);
+    status = fcdp__delta_shards_fetch(d, cuts, inter);
     if (status || d->fetches_beside) return status;
     status = fcdp__driver_stream_wait(d->comm->engine->drv, inter, d->scratch->fetched);
     return status ? status : stores_await(d, inter);
 }
 
-/* What the turn has left to do. */
-static fcdp_status places_launch(delta *d, fcdp_stream inter) {
-    fcdp_status status = d->fetches_beside ? stores_await(d, inter) : FCDP_OK;
-    if (!status && d->fetches_beside) status = fcdp__delta_places_await(d, inter);
-    if (status) return status;
-    announce(d, FCDP_DELTA_DECODE);
-    status = stage_launch(d, FCDP_DELTA_DECODE, inter);
-    if (!status && d->fetches_beside)
-        status = fcdp__driver_stream_wait(d->comm->engine->drv, inter, d->scratch->fetched);
-    if (status) return status;
-    announce(d, FCDP_DELTA_JUDGE);
-    return stage_launch(d, FCDP_DELTA_JUDGE, inter);
+/* With d->copies: the part comes to the device as it is. */
+static fcdp_status part_follow(const delta *d, const fcdp_delta_cut *cuts, unsigned part,
+                               const fcdp_delta_way *way) {
+    fcdp_driver *drv = d->comm->engine->drv;
+    fcdp_status status = fcdp__driver_event_record(drv, d->scratch->decoded[part], way->inter);
+    if (!status) status = fcdp__driver_stream_wait(drv, way->bring, d->scratch->decoded[part]);
+    if (!status) status = fcdp__delta_part_bring(d, cuts, part, way->bring);
+    return status || part ? status : fcdp__delta_own_bring(d, cuts, way->bring);
 }
 
-/* `state`'s gather is the stream's from here on, whatever fails. */
-fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_delta_cut *cuts, size_t n,
-                               const fcdp_delta_way *way) {
+/* What the turn has left to do. */
+static fcdp_status places_launch(delta *d, const fcdp_delta_cut *cuts, const fcdp_delta_way *way) {
+    fcdp_driver *drv = d->comm->engine->drv;
+    fcdp_stream inter = way->inter;
+    fcdp_status status = d->fetches_beside ? stores_await(d, inter) : FCDP_OK;
+    if (!status && d->fetches_beside) status = fcdp__delta_places_await(d, inter);
+    for (unsigned part = 0; part < d->n_parts && !status; part++) {
+        announce_part(d, part);
+        status = part_launch(d, FCDP_DELTA_DECODE, part, inter);
+        if (!status && d->copies) status = part_follow(d, cuts, part, way);
+    }
+    if (!status && d->copies) status = fcdp__driver_event_record(drv, d->scratch->parts_brought, way->bring);
+    if (!status && d->fetches_beside) status = fcdp__driver_stream_wait(drv, inter, d->scratch->fetched);
+    if (status) return status;
+    announce(d, FCDP_DELTA_JUDGE);
+    status = stage_launch(d, FCDP_DELTA_JUDGE, inter);
+    if (status || !d->copies) return status;
+    status = fcdp__driver_stream_wait(drv, inter, d->scratch->parts_brought);
+    if (status) return status;
+    announce(d, FCDP_DELTA_MEND);
+    return stage_launch(d, FCDP_DELTA_MEND, inter);
+}
+
+/* Behind the verdict. */
+static fcdp_status places_bring(const delta *d, const fcdp_delta_cut *cuts, fcdp_stream bring) {
+    fcdp_status status = d->copies ? fcdp__delta_copies_launch(d, bring)
+                                   : fcdp__delta_own_bring(d, cuts, bring);
+    if (!status && !d->copies) status = fcdp__delta_part_bring(d, cuts, 0, bring);
+    return status ? status
+                  : fcdp__driver_event_record(d->comm->engine->drv, d->scratch->brought[d->room], bring);
+}
+
+static fcdp_status gather_enqueue(delta *d, const fcdp_delta_cut *cuts, const fcdp_delta_way *way) {
+    fcdp_comm *comm = d->comm;
     fcdp_driver *drv = comm->engine->drv;
     fcdp_event turn = comm->set->turn[FCDP_LANE_INTER];
     fcdp_stream inter = way->inter;
-    delta *d = delta_make(comm, state, cuts, n, way);
-    if (!d) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", cuts[0].group->name);
     bool is_staged = !comm->engine->host_computes;
     fcdp_status status = shards_begin(d, cuts, inter);
     if (!status) {
@@ -453,11 +500,25 @@ fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const f
         fcdp__delta_span_end(d, inter, 0); /* the bytes are the stage's to say */
     if (!status) status = fcdp__driver_event_record(drv, turn, inter);
     if (!status) fcdp__count(&comm->engine->counts, FCDP_COUNT_GATHER_CALLS, 1);
-    if (!status && d->may_decode_behind) status = places_launch(d, inter);
+    if (!status && d->may_decode_behind) status = places_launch(d, cuts, way);
     if (!status && is_staged) status = fcdp__driver_event_record(drv, d->scratch->arrived, inter);
     if (!status && way->bring != inter)
         status = fcdp__driver_stream_wait(drv, way->bring, d->scratch->arrived);
-    if (!status && is_staged) status = fcdp__delta_places_bring(d, cuts, way->bring);
+    return !status && is_staged ? places_bring(d, cuts, way->bring) : status;
+}
+
+/* `state`'s gather is the stream's from here on, whatever fails. */
+fcdp_status fcdp__delta_gather(fcdp_comm *comm, fcdp_delta_state *state, const fcdp_delta_cut *cuts, size_t n,
+                               const fcdp_delta_way *way) {
+    delta *d = delta_make(comm, state, cuts, n, way);
+    if (!d) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", cuts[0].group->name);
+    if (comm->engine->host_computes) return gather_enqueue(d, cuts, way);
+    fcdp_status status = workers_make(comm);
+    if (status) return status;
+    fcdp__own_bases_acquire(&comm->set->own_bases);
+    status = gather_enqueue(d, cuts, way);
+    if (status) fcdp__own_bases_fail(comm->set);
+    fcdp__own_bases_release(&comm->set->own_bases);
     return status;
 }
 

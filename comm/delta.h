@@ -34,12 +34,14 @@
  * where the host needs the shards only to name and store them, those beside it, on a stream of their own. If
  * shards are to cross whole then, they do so behind the turn, with the verdict. Behind the turn, what came of
  * the other members goes from there to its places on the device, and this rank's own shards go there within
- * the device. The node's host memory, where the base is, gets all of it from page-locked memory too, by the
- * host: nothing is stored over PCIe, and a use does not wait for this rank's store (where restores are whole,
- * for those of the node's other ranks). Small groups that are gathered
- * together, mapped groups and spans that are stale in part are stored as ever; of the first two, and of what
- * is frozen, the host encodes. Rounded numbers are for models whose compute the host is (host_computes), and
- * whose ranks restore the whole.
+ * the device. Where the shards come beside the turn, so does this: part by part, each once it is decoded,
+ * while the next one is, and before the verdict, behind which the device reads whether it has to copy all of
+ * it once more (copy_if.h). The node's host memory, where the base is, gets all of it from page-locked memory
+ * too, by the host: nothing is stored over PCIe, and a use does not wait for this rank's store (where
+ * restores are whole, for those of the node's other ranks). Small groups that are gathered together, mapped
+ * groups and spans that are stale in part are stored as ever; of the first two, and of what is frozen, the
+ * host encodes. Rounded numbers are for models whose compute the host is (host_computes), and whose ranks
+ * restore the whole.
  *
  * By slices, other ranks of the node may have stored parts of the base (a gather of differences stores its
  * lane's pieces; any other, and a use's end, slices). The stage that encodes looks whether the words of all
@@ -68,27 +70,34 @@ typedef enum fcdp_delta_stage {
     FCDP_DELTA_CROSS,
     FCDP_DELTA_DECODE,
     FCDP_DELTA_JUDGE,
+    FCDP_DELTA_MEND,
     FCDP_DELTA_STORE,
     FCDP_DELTA_N_STAGES
 } fcdp_delta_stage;
 
-enum { FCDP_DELTA_N_ROOMS = 2 };
+enum {
+    FCDP_DELTA_N_ROOMS = 2,
+    /* What is decoded one after another, and brought to the device meanwhile */
+    FCDP_DELTA_MOST_PARTS = 2
+};
 
 /* A stream's, whose gathers use it one after another. All zeroes at first. */
 typedef struct fcdp_delta_scratch {
     char *own, *all, *prints; /* what this rank sends; what all members send; prints of their shards */
     size_t own_bytes, all_bytes, prints_bytes;
     /* Page-locked, where the device's memory is not the host's: two rooms of own_room_bytes for this rank's
-     * shards, which gathers take in turn; what the device has encoded, in slots_room_bytes; then the others'
-     * places, and a base that the device alone has. Shards are fetched and encoded while the last gather's
-     * places may still be read, wherever those lie: so no place is ever in these rooms */
+     * shards, which gathers take in turn; what the device has encoded, in slots_room_bytes; two rooms for the
+     * others' places, likewise; then a base that the device alone has. Shards are fetched and encoded while
+     * the last gather's places may still be read, wherever those lie: so no place is ever in these rooms */
     fcdp_pinned staged;
-    size_t own_room_bytes, slots_room_bytes;
+    size_t own_room_bytes, slots_room_bytes, places_room_bytes;
     uint32_t room; /* the last gather's */
-    /* the last gather's: the device has encoded, the shards are fetched; the places are filled, and have been
-     * copied to the device */
-    fcdp_event encoded, fetched, arrived, brought;
-    fcdp_event stored[FCDP_DELTA_N_ROOMS]; /* the last gather of each room has been, if it was to be */
+    /* the last gather's: the device has encoded, the shards are fetched, the places are filled. And of one
+     * whose parts come to the device before the verdict: each is decoded, all are copied */
+    fcdp_event encoded, fetched, arrived, decoded[FCDP_DELTA_MOST_PARTS], parts_brought;
+    /* the last gather of each room: its places have been copied to the device, and stored, if they were to
+     * be */
+    fcdp_event brought[FCDP_DELTA_N_ROOMS], stored[FCDP_DELTA_N_ROOMS];
 } fcdp_delta_scratch;
 /* All streams have ended. */
 void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch, fcdp_driver *drv);

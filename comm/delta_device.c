@@ -16,12 +16,25 @@ typedef fcdp_delta_extent cut;
 
 /* ---- page-locked memory ---- */
 
+enum { N_EVENTS = 4 + 2 * FCDP_DELTA_N_ROOMS + FCDP_DELTA_MOST_PARTS };
+
+static void events_of(fcdp_delta_scratch *scratch, fcdp_event *events_out[N_EVENTS]) {
+    fcdp_event **next = events_out;
+    *next++ = &scratch->encoded;
+    *next++ = &scratch->fetched;
+    *next++ = &scratch->arrived;
+    *next++ = &scratch->parts_brought;
+    for (int i = 0; i < FCDP_DELTA_N_ROOMS; i++) *next++ = &scratch->brought[i];
+    for (int i = 0; i < FCDP_DELTA_N_ROOMS; i++) *next++ = &scratch->stored[i];
+    for (int i = 0; i < FCDP_DELTA_MOST_PARTS; i++) *next++ = &scratch->decoded[i];
+}
+
 void fcdp__delta_scratch_free(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
     if (fcdp__pinned_destroy(drv, &scratch->staged)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
-    const fcdp_event events[] = {scratch->encoded, scratch->fetched,   scratch->arrived,
-                                 scratch->brought, scratch->stored[0], scratch->stored[1]};
-    for (size_t i = 0; i < sizeof events / sizeof *events; i++)
-        if (events[i]) fcdp__driver_event_destroy(drv, events[i]);
+    fcdp_event *events[N_EVENTS];
+    events_of(scratch, events);
+    for (size_t i = 0; i < N_EVENTS; i++)
+        if (*events[i]) fcdp__driver_event_destroy(drv, *events[i]);
     free(scratch->own);
     free(scratch->all);
     free(scratch->prints);
@@ -46,68 +59,71 @@ static bool has_base_on_device(const delta *d) {
 /* What is on the streams uses the smaller one, and what the host does for them. Not all of it is behind the
  * scratch's events, or behind anything on the streams, if a call of another shard group's gather has
  * failed. */
-static fcdp_status staged_empty(const delta *d, fcdp_stream inter) {
-    fcdp_driver *drv = d->comm->engine->drv;
-    fcdp_status status = fcdp__driver_stream_sync(drv, inter);
-    if (!status) status = fcdp__driver_stream_sync(drv, d->comm->set->streams[FCDP_STREAM_FETCH]);
-    for (int i = 0; i < FCDP_N_DIRECTIONS && !status; i++)
-        status = fcdp__driver_stream_sync(drv, d->comm->set->copies[i]);
-    if (status) return status;
-    fcdp__worker_drain(d->comm->set->workers[d->inter_index]);
-    fcdp__worker_drain(d->comm->set->storer);
-    return fcdp__pinned_destroy(drv, &d->scratch->staged);
+static fcdp_status staged_empty(const delta *d) {
+    fcdp_status status = fcdp__stream_set_drain(d->comm->set);
+    return status ? status : fcdp__pinned_destroy(d->comm->engine->drv, &d->scratch->staged);
 }
 
 static fcdp_status events_make(fcdp_delta_scratch *scratch, fcdp_driver *drv) {
-    fcdp_event *const events[] = {&scratch->encoded, &scratch->fetched,   &scratch->arrived,
-                                  &scratch->brought, &scratch->stored[0], &scratch->stored[1]};
-    return fcdp__driver_events_make_blocking(drv, events, sizeof events / sizeof *events);
+    fcdp_event *events[N_EVENTS];
+    events_of(scratch, events);
+    return fcdp__driver_events_make_blocking(drv, events, N_EVENTS);
 }
 
-static fcdp_status staged_reserve(delta *d, fcdp_stream inter, size_t slots, fcdp_delta_staged *staged_out) {
+static fcdp_status staged_reserve(delta *d, size_t slots, fcdp_delta_staged *staged_out) {
     fcdp_driver *drv = d->comm->engine->drv;
     fcdp_delta_scratch *scratch = d->scratch;
     size_t own = larger(fcdp__round_up(d->bytes, 64), scratch->own_room_bytes);
+    size_t places = larger(places_bytes(d), scratch->places_room_bytes);
     slots = larger(slots, scratch->slots_room_bytes);
-    size_t bytes = FCDP_DELTA_N_ROOMS * own + slots + places_bytes(d) +
+    size_t bytes = FCDP_DELTA_N_ROOMS * (own + places) + slots +
                    (has_base_on_device(d) ? d->n * d->bytes : 0);
-    bool fits = own == scratch->own_room_bytes && slots == scratch->slots_room_bytes;
+    bool fits = own == scratch->own_room_bytes && slots == scratch->slots_room_bytes &&
+                places == scratch->places_room_bytes;
     fcdp_status status = FCDP_OK;
     for (int i = 0; i < FCDP_N_INTER && !status; i++)
         status = events_make(&d->comm->set->delta_scratch[i], drv);
     if (!status && !(fits && bytes <= scratch->staged.bytes)) {
         bytes = larger(bytes, scratch->staged.bytes);
-        status = staged_empty(d, inter);
-        scratch->own_room_bytes = scratch->slots_room_bytes = 0;
+        status = staged_empty(d);
+        scratch->own_room_bytes = scratch->slots_room_bytes = scratch->places_room_bytes = 0;
         if (!status) status = fcdp__pinned_create(drv, bytes, "a gather", &scratch->staged);
-        if (!status) scratch->own_room_bytes = own, scratch->slots_room_bytes = slots;
+        if (!status) {
+            scratch->own_room_bytes = own;
+            scratch->slots_room_bytes = slots;
+            scratch->places_room_bytes = places;
+        }
     }
     if (status) return status;
     d->room = scratch->room = (scratch->room + 1) % FCDP_DELTA_N_ROOMS;
     staged_out->own = (char *)scratch->staged.at + d->room * own;
     staged_out->slots = (char *)scratch->staged.at + FCDP_DELTA_N_ROOMS * own;
-    staged_out->places = staged_out->slots + slots;
-    staged_out->base = staged_out->places + places_bytes(d);
+    staged_out->places = staged_out->slots + slots + d->room * places;
+    staged_out->base = staged_out->slots + slots + FCDP_DELTA_N_ROOMS * places;
     return FCDP_OK;
 }
 
 /* Where there is no memory for slots, the host encodes from here on. */
-fcdp_status fcdp__delta_staged_reserve(delta *d, fcdp_stream inter, fcdp_delta_staged *staged_out) {
+fcdp_status fcdp__delta_staged_reserve(delta *d, fcdp_delta_staged *staged_out) {
     size_t slots = 0;
     for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) slots += c->slots_bytes;
-    fcdp_status status = staged_reserve(d, inter, slots, staged_out);
+    fcdp_status status = staged_reserve(d, slots, staged_out);
     if (!status || !slots || d->scratch->staged.at) return status;
     fcdp__log(FCDP_LOG_INFO, "the host encodes differences: %s", fcdp_error_text());
     fcdp__own_bases_lack(d->comm->set);
     for (cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) c->slots_bytes = 0;
-    return staged_reserve(d, inter, 0, staged_out);
+    return staged_reserve(d, 0, staged_out);
 }
 
-/* ---- the encoder ---- */
+/* ---- the kernels ---- */
+
+static fcdp_dptr part_of(const fcdp_delta_cut *of, uint32_t member) {
+    return fcdp__dptr_add(of->part.at, member * of->part.stride_bytes);
+}
 
 /* The base of a cut's own shard on the device. */
 static fcdp_dptr own_base_of(const delta *d, const fcdp_delta_cut *of) {
-    return of->base.where == FCDP_BASE_ON_DEVICE ? fcdp__dptr_add(of->part.at, d->me * of->part.stride_bytes)
+    return of->base.where == FCDP_BASE_ON_DEVICE ? part_of(of, d->me)
                                                  : fcdp__own_base_at(of->group, of->extent);
 }
 
@@ -120,7 +136,6 @@ static bool has_encoder(const delta *d, const fcdp_delta_cut *cuts) {
 /* Which cuts the device encodes, and which own bases are anew behind this gather. Nothing is known of these
  * before it is done. */
 void fcdp__delta_encoder_begin(delta *d, const fcdp_delta_cut *cuts) {
-    fcdp__own_bases_acquire(&d->comm->set->own_bases);
     if (!has_encoder(d, cuts)) return;
     fcdp_own_group *own = &cuts[0].group->own;
     for (uint32_t k = 0; k < d->n_cuts; k++) {
@@ -139,18 +154,11 @@ void fcdp__delta_encoder_begin(delta *d, const fcdp_delta_cut *cuts) {
     }
 }
 
-/* From here on another thread may have the pages. */
-void fcdp__delta_encoder_end(const delta *d, fcdp_status status) {
-    fcdp_own_bases *own = &d->comm->set->own_bases;
-    if (status && own->pages.range) own->incomplete = true;
-    fcdp__own_bases_release(own);
-}
-
 /* The kernel, then the copies of the shards to their bases, which it has read. */
 static fcdp_status encoder_launch(const delta *d, const fcdp_delta_cut *cuts, fcdp_stream inter) {
     fcdp_driver *drv = d->comm->engine->drv;
     const fcdp_own_bases *own = &d->comm->set->own_bases;
-    fcdp_delta_task *tasks = (fcdp_delta_task *)(void *)own->tasks.at + cuts[0].group->own.first_task;
+    fcdp_own_task *tasks = (fcdp_own_task *)(void *)own->tasks.at + cuts[0].group->own.first_task;
     size_t n_tasks = 0;
     fcdp_status status = FCDP_OK;
     fcdp_dptr at;
@@ -159,7 +167,7 @@ static fcdp_status encoder_launch(const delta *d, const fcdp_delta_cut *cuts, fc
         if (!c->slots) continue;
         status = fcdp__driver_host_dptr(drv, (void *)(uintptr_t)c->slots, &at);
         if (status) return status;
-        fcdp__delta_tasks_fill(tasks + n_tasks, own_base_of(d, &cuts[k]), cuts[k].shard, c->bytes,
+        fcdp__delta_tasks_fill(&tasks[n_tasks].encode, own_base_of(d, &cuts[k]), cuts[k].shard, c->bytes,
                                c->element_bytes, at);
         n_tasks += fcdp__delta_tasks_of(c->bytes);
     }
@@ -171,6 +179,44 @@ static fcdp_status encoder_launch(const delta *d, const fcdp_delta_cut *cuts, fc
         if (d->cuts[k].keeps)
             status = fcdp__driver_copy_d2d(drv, fcdp__own_base_at(cuts[k].group, cuts[k].extent),
                                            cuts[k].shard, d->cuts[k].bytes, inter);
+    return status;
+}
+
+/* Of fewer bytes a part is not worth its launch. */
+size_t fcdp__delta_part_bytes = (size_t)128 << 10;
+
+static unsigned parts_of(const delta *d) {
+    size_t n = (d->n - 1) * d->bytes / fcdp__delta_part_bytes;
+    return n < 1 ? 1 : n > FCDP_DELTA_MOST_PARTS ? FCDP_DELTA_MOST_PARTS : (unsigned)n;
+}
+
+void fcdp__delta_copies_begin(delta *d, const fcdp_delta_cut *cuts) {
+    const fcdp_pinned *staged = &d->scratch->staged;
+    fcdp_dptr from;
+    if (fcdp__driver_host_dptr(d->comm->engine->drv, staged->at, &from)) return;
+    fcdp_copy_if_task *tasks = fcdp__own_copies_take(cuts[0].group);
+    if (!tasks) return;
+    for (uint32_t b = 0; b < d->n; b++)
+        for (uint32_t k = 0; k < d->n_cuts && b != d->me; k++) {
+            size_t at = (size_t)(fcdp__delta_row(d->cuts[k].places, b) - staged->at),
+                   bytes = d->cuts[k].bytes;
+            fcdp__copy_if_tasks_fill(tasks + d->n_copies, part_of(&cuts[k], b), fcdp__dptr_add(from, at),
+                                     bytes);
+            d->n_copies += fcdp__copy_if_tasks_of(bytes);
+        }
+    d->copies = tasks;
+    d->n_parts = parts_of(d);
+}
+
+fcdp_status fcdp__delta_copies_launch(const delta *d, fcdp_stream bring) {
+    fcdp_driver *drv = d->comm->engine->drv;
+    fcdp_own_group *own = &d->cuts[0].group->own;
+    fcdp_dptr at;
+    fcdp_status status = fcdp__driver_host_dptr(drv, d->copies, &at);
+    if (!status)
+        status = fcdp__driver_launch(drv, &d->comm->set->own_bases.copy_if, at, (uint32_t)d->n_copies, bring);
+    if (!status) status = fcdp__driver_event_record(drv, own->copied, bring);
+    own->copies_are_lost = status != FCDP_OK;
     return status;
 }
 
@@ -191,18 +237,16 @@ void fcdp__own_bases_learn(const delta *d) {
 
 /* ---- copies ---- */
 
-/* All places of gathers before have been read: where one has failed half way, not the last one's alone. */
+/* The places of gathers before that were in this room have been read. */
 fcdp_status fcdp__delta_places_await(const delta *d, fcdp_stream stream) {
     fcdp_driver *drv = d->comm->engine->drv;
-    fcdp_status status = fcdp__driver_stream_wait(drv, stream, d->scratch->brought);
-    for (int i = 0; i < FCDP_DELTA_N_ROOMS && !status; i++)
-        status = fcdp__driver_stream_wait(drv, stream, d->scratch->stored[i]);
-    return status;
+    fcdp_status status = fcdp__driver_stream_wait(drv, stream, d->scratch->brought[d->room]);
+    return status ? status : fcdp__driver_stream_wait(drv, stream, d->scratch->stored[d->room]);
 }
 
 /* Own bases are used in the order of the gathers, on whichever stream. Then come this rank's shards, once the
- * room's last ones have been stored: what else reads them is on `inter` before. And a base that the device
- * alone has, where the last gather's places may be. */
+ * room's last ones have been stored: what else reads them is on `inter` before, as is what reads a base that
+ * the device alone has, and that comes with them. */
 fcdp_status fcdp__delta_shards_fetch(const delta *d, const fcdp_delta_cut *cuts, fcdp_stream inter) {
     fcdp_driver *drv = d->comm->engine->drv;
     fcdp_delta_scratch *scratch = d->scratch;
@@ -214,42 +258,44 @@ fcdp_status fcdp__delta_shards_fetch(const delta *d, const fcdp_delta_cut *cuts,
     if (!status) status = fcdp__driver_event_record(drv, scratch->encoded, inter);
     if (!status) status = fcdp__driver_stream_wait(drv, fetch, scratch->encoded);
     if (!status) status = fcdp__driver_stream_wait(drv, fetch, scratch->stored[d->room]);
-    if (!status && has_base_on_device(d)) status = fcdp__delta_places_await(d, fetch);
     for (uint32_t k = 0; k < d->n_cuts && !status; k++) {
         const cut *c = &d->cuts[k];
         status = fcdp__driver_copy_d2h(drv, (char *)c->shard, cuts[k].shard, c->bytes, fetch);
         for (uint32_t b = 0; b < d->n && d->encodes && c->from.where == FCDP_BASE_ON_DEVICE && !status; b++)
-            status = fcdp__driver_copy_d2h(drv, fcdp__delta_row(c->base, b),
-                                           fcdp__dptr_add(cuts[k].part.at, b * cuts[k].part.stride_bytes),
-                                           c->bytes, fetch);
+            status = fcdp__driver_copy_d2h(drv, fcdp__delta_row(c->base, b), part_of(&cuts[k], b), c->bytes,
+                                           fetch);
     }
     return status ? status : fcdp__driver_event_record(drv, scratch->fetched, fetch);
 }
 
-/* What has come of the other members, behind the turn, and this rank's shards. In staged memory a member's
- * lie side by side; where they do so on the device, too, it is one copy. The copy of the own shards ends
- * before `crossed`, and so before an optimizer writes them. */
-fcdp_status fcdp__delta_places_bring(const delta *d, const fcdp_delta_cut *cuts, fcdp_stream bring) {
+/* This rank's own, within the device: it ends before `crossed`, and so before an optimizer writes them. */
+fcdp_status fcdp__delta_own_bring(const delta *d, const fcdp_delta_cut *cuts, fcdp_stream bring) {
+    fcdp_status status = FCDP_OK;
+    for (uint32_t k = 0; k < d->n_cuts && !status; k++)
+        status = fcdp__driver_copy_d2d(d->comm->engine->drv, part_of(&cuts[k], d->me), cuts[k].shard,
+                                       d->cuts[k].bytes, bring);
+    return status;
+}
+
+/* In staged memory a member's lie side by side; where they do so on the device, too, it is one copy. */
+fcdp_status fcdp__delta_part_bring(const delta *d, const fcdp_delta_cut *cuts, unsigned part,
+                                   fcdp_stream bring) {
     fcdp_driver *drv = d->comm->engine->drv;
     fcdp_status status = FCDP_OK;
     fcdp_dptr to = {0};
     const char *from = NULL;
     size_t bytes = 0;
-    for (uint32_t b = 0; b < d->n && !status; b++)
-        for (uint32_t k = 0; k < d->n_cuts && !status; k++) {
-            fcdp_dptr at = fcdp__dptr_add(cuts[k].part.at, b * cuts[k].part.stride_bytes);
-            if (b == d->me) {
-                status = fcdp__driver_copy_d2d(drv, at, cuts[k].shard, d->cuts[k].bytes, bring);
-                continue;
-            }
-            const char *row = fcdp__delta_row(d->cuts[k].places, b);
-            if (bytes && (at.addr != to.addr + bytes || row != from + bytes)) {
-                status = fcdp__driver_copy_h2d(drv, to, from, bytes, bring);
-                bytes = 0;
-            }
-            if (!bytes) to = at, from = row;
-            bytes += d->cuts[k].bytes;
+    fcdp_delta_run run;
+    fcdp_delta_walk walk = fcdp__delta_walk(d, part, 0, 1);
+    while (!status && fcdp__delta_walk_next(&walk, &run)) {
+        fcdp_dptr at = fcdp__dptr_add(part_of(&cuts[run.cut], run.member), run.begin);
+        const char *row = fcdp__delta_row(d->cuts[run.cut].places, run.member) + run.begin;
+        if (bytes && (at.addr != to.addr + bytes || row != from + bytes)) {
+            status = fcdp__driver_copy_h2d(drv, to, from, bytes, bring);
+            bytes = 0;
         }
-    if (!status && bytes) status = fcdp__driver_copy_h2d(drv, to, from, bytes, bring);
-    return status ? status : fcdp__driver_event_record(drv, d->scratch->brought, bring);
+        if (!bytes) to = at, from = row;
+        bytes += run.end - run.begin;
+    }
+    return !status && bytes ? fcdp__driver_copy_h2d(drv, to, from, bytes, bring) : status;
 }

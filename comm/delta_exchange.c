@@ -83,6 +83,40 @@ static size_t pieces_of_cuts(const delta *d) {
     return n;
 }
 
+fcdp_delta_walk fcdp__delta_walk(const delta *d, unsigned part, unsigned i, unsigned n) {
+    size_t all = (d->n - 1) * pieces_of_cuts(d);
+    size_t first = all * part / d->n_parts, part_pieces = all * (part + 1) / d->n_parts - first;
+    return (fcdp_delta_walk){
+        .d = d, .first = first + part_pieces * i / n, .until = first + part_pieces * (i + 1) / n};
+}
+
+static size_t within(size_t x, size_t least, size_t most) {
+    return x < least ? least : x > most ? most : x;
+}
+
+bool fcdp__delta_walk_next(fcdp_delta_walk *w, fcdp_delta_run *run_out) {
+    const delta *d = w->d;
+    while (w->member < d->n && w->at < w->until) {
+        uint32_t member = w->member, k = w->cut++;
+        if (member == d->me || k == d->n_cuts) {
+            w->member++;
+            w->cut = 0;
+            w->in_member = 0;
+            continue;
+        }
+        size_t bytes = d->cuts[k].bytes, n_pieces = pieces_of(bytes);
+        size_t begin = within(w->first, w->at, w->at + n_pieces) - w->at;
+        size_t end = within(w->until, w->at, w->at + n_pieces) - w->at, piece = w->in_member + begin;
+        w->at += n_pieces;
+        w->in_member += n_pieces;
+        if (begin == end) continue;
+        *run_out = (fcdp_delta_run){member, k, begin * PIECE_BYTES, within(end * PIECE_BYTES, 0, bytes),
+                                    piece};
+        return true;
+    }
+    return false;
+}
+
 /* Of all members' pieces, for this gather. NULL: no memory. */
 static uint64_t *prints_of(const delta *d) {
     size_t bytes = d->n * pieces_of_cuts(d) * sizeof(uint64_t);
@@ -187,7 +221,7 @@ static bool own_decode(const delta *d, const char *wire, size_t bytes) {
     return true;
 }
 
-/* What threads do side by side: each has the same share of the pieces of each other member. */
+/* What threads do side by side. */
 typedef struct decoding {
     const delta *d;
     size_t n_pieces;    /* of a member */
@@ -196,29 +230,28 @@ typedef struct decoding {
     atomic_ullong core_ns;
 } decoding;
 
-static size_t within(size_t x, size_t least, size_t most) {
-    return x < least ? least : x > most ? most : x;
-}
+/* What the members have sent, in the walk's order. */
+typedef struct runs_reader {
+    uint32_t member, n_cuts; /* n_cuts: of the member's, read so far; 0: none of any */
+    wire_reader reader;
+} runs_reader;
 
-/* Of one member, the pieces from `first` until `until`. */
-static bool member_decode(const decoding *of, uint32_t member, size_t first, size_t until) {
+static bool run_decode(const decoding *of, const fcdp_delta_run *run, runs_reader *r) {
     const delta *d = of->d;
-    uint64_t *prints = of->prints + member * of->n_pieces;
-    wire_reader reader = {d->scratch->all + member * d->wire_bytes, d->heads[member].wire_bytes};
-    size_t before = 0;
-    for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; c++) {
-        const char *wire, *place = fcdp__delta_row(c->places, member);
-        size_t n, n_pieces = pieces_of(c->bytes);
-        size_t begin = within(first, before, before + n_pieces) - before;
-        size_t end = within(until, before, before + n_pieces) - before;
-        if (!wire_next(&reader, &wire, &n)) return false;
-        if (begin < end &&
-            !cut_decode(d, c, member, wire, n, begin * PIECE_BYTES, within(end * PIECE_BYTES, 0, c->bytes)))
-            return false;
-        for (size_t piece = begin; piece < end; piece++)
-            prints[before + piece] = piece_fingerprint(place, c->bytes, piece);
-        before += n_pieces;
-    }
+    const cut *c = &d->cuts[run->cut];
+    uint64_t *prints = of->prints + run->member * of->n_pieces + run->piece;
+    const char *wire, *place = fcdp__delta_row(c->places, run->member);
+    size_t n;
+    if (!r->n_cuts || r->member != run->member)
+        *r = (runs_reader){
+            .member = run->member,
+            .reader = {d->scratch->all + run->member * d->wire_bytes, d->heads[run->member].wire_bytes}};
+    do
+        if (!wire_next(&r->reader, &wire, &n)) return false;
+    while (r->n_cuts++ < run->cut);
+    if (!cut_decode(d, c, run->member, wire, n, run->begin, run->end)) return false;
+    for (size_t at = run->begin; at < run->end; at += PIECE_BYTES)
+        *prints++ = piece_fingerprint(place, c->bytes, at / PIECE_BYTES);
     return true;
 }
 
@@ -237,10 +270,11 @@ static void part_own(void *context, unsigned part, unsigned n_parts) {
 static void part_decode(void *context, unsigned part, unsigned n_parts) {
     decoding *of = context;
     uint64_t start_ns = core_ns();
-    size_t first = of->n_pieces * part / n_parts, until = of->n_pieces * (part + 1) / n_parts;
-    for (uint32_t b = 0; b < of->d->n; b++)
-        if (b != of->d->me && !member_decode(of, b, first, until))
-            atomic_store_explicit(&of->failed, true, memory_order_relaxed);
+    fcdp_delta_run run;
+    runs_reader reader = {0};
+    fcdp_delta_walk walk = fcdp__delta_walk(of->d, of->d->n_decoded, part, n_parts);
+    while (fcdp__delta_walk_next(&walk, &run))
+        if (!run_decode(of, &run, &reader)) atomic_store_explicit(&of->failed, true, memory_order_relaxed);
     atomic_fetch_add_explicit(&of->core_ns, core_ns() - start_ns, memory_order_relaxed);
 }
 
@@ -312,21 +346,23 @@ static fcdp_status no_memory(delta *d, size_t bytes) {
     return status;
 }
 
-static fcdp_status whole_cross(delta *d, fcdp_channel channel) {
+/* To the scratch. */
+static fcdp_status whole_exchange(delta *d, fcdp_channel channel) {
     double ns;
     char *all = grown(&d->scratch->all, &d->scratch->all_bytes, d->n * d->bytes);
     if (!all) return no_memory(d, d->n * d->bytes);
     char *at = all + d->me * d->bytes;
     for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; at += c->bytes, c++)
         memcpy(at, fcdp__delta_row(c->places, d->me), c->bytes);
-    fcdp_status status = exchange(d, channel, all, d->bytes, &ns);
-    if (status) return status;
-    at = all;
+    return exchange(d, channel, all, d->bytes, &ns);
+}
+
+static void whole_place(const delta *d) {
+    const char *at = d->scratch->all;
     for (uint32_t b = 0; b < d->n; b++)
         for (const cut *c = d->cuts; c < d->cuts + d->n_cuts; at += c->bytes, c++)
             memcpy(fcdp__delta_row(c->places, b), at, c->bytes);
     fcdp__count(&d->comm->engine->counts, FCDP_COUNT_DELTA_WHOLE, 1);
-    return FCDP_OK;
 }
 
 /* Of wire_bytes from each member, to the scratch. */
@@ -341,13 +377,14 @@ static fcdp_status differences_cross(delta *d) {
     return exchange(d, FCDP_CHANNEL_TURN, all, d->wire_bytes, &ns);
 }
 
-/* What has come of the others, to their places. Whether it is right, all members find out. */
+/* The next part of what has come of the others, to its places. Whether it is right, all members find out. */
 static fcdp_status differences_decode(delta *d) {
     decoding of = {.d = d, .n_pieces = pieces_of_cuts(d), .prints = prints_of(d)};
     if (!of.prints) return no_memory(d, d->n * of.n_pieces * sizeof *of.prints);
-    team_run(d, of.n_pieces, part_decode, &of);
-    d->decoded = !of.failed;
-    d->decode_ns = (double)of.core_ns / ((double)(d->n - 1) * (double)d->bytes);
+    team_run(d, (d->n - 1) * of.n_pieces / d->n_parts, part_decode, &of);
+    d->n_decoded++;
+    d->malformed = d->malformed || of.failed;
+    d->decode_ns += (double)of.core_ns / ((double)(d->n - 1) * (double)d->bytes);
     if (!d->decodes_behind) fcdp__delta_rate_note(&d->comm->delta_rates.decode_ns, d->decode_ns);
     return FCDP_OK;
 }
@@ -357,7 +394,8 @@ static fcdp_status differences_judge(delta *d, fcdp_channel channel, bool *right
     double ns;
     uint64_t *prints = prints_of(d);
     if (!prints) return no_memory(d, d->n * pieces_of_cuts(d) * sizeof *prints);
-    uint64_t name = d->decoded ? name_of(d, prints, false) : 0;
+    bool decoded = d->n_decoded == d->n_parts && !d->malformed;
+    uint64_t name = decoded ? name_of(d, prints, false) : 0;
     uint64_t *verdicts = (uint64_t *)(void *)d->scratch->all;
     verdicts[d->me] = name;
     fcdp_status status = exchange(d, channel, verdicts, sizeof *verdicts, &ns);
@@ -382,7 +420,14 @@ static fcdp_status places_finish(delta *d) {
     bool right = false;
     fcdp_status status = d->wire_bytes ? differences_judge(d, channel, &right) : FCDP_OK;
     if (!status && right) fcdp__count(&d->comm->engine->counts, FCDP_COUNT_DELTA_GATHERS, 1);
-    return status || right ? status : whole_cross(d, channel);
+    if (status || right) return status;
+    status = whole_exchange(d, channel);
+    if (status) return status;
+    if (d->copies)
+        d->mends = true;
+    else
+        whole_place(d);
+    return FCDP_OK;
 }
 
 /* The largest differences of a member; 0: not all members have encoded, or they had different bases. */
@@ -580,6 +625,16 @@ void fcdp__delta_judge_run(void *gather) {
     if (d->came && d->fetches_beside) shards_read(d);
     if (d->came && d->decodes_behind) d->came = tried(d, places_finish);
     bytes_count(d);
+    run_end(d, !d->copies && !d->stores);
+}
+
+void fcdp__delta_mend_run(void *gather) {
+    delta *d = gather;
+    if (!run_begin(d)) return;
+    if (d->came && d->mends) {
+        whole_place(d);
+        for (size_t i = 0; i < d->n_copies; i++) d->copies[i].wanted = 1;
+    }
     run_end(d, !d->stores);
 }
 

@@ -49,6 +49,9 @@ typedef struct fcdp_delta_extent { /* one stale extent */
     uint64_t shard_fingerprint, base_fingerprint; /* of this rank's own */
 } fcdp_delta_extent;
 
+/* With fewer bytes of the others' shards for each, there are fewer parts. For tests */
+extern size_t fcdp__delta_part_bytes;
+
 /* Whose the gather is; while it runs, a stage's. */
 enum { FCDP_DELTA_IDLE, FCDP_DELTA_RUNNING, FCDP_DELTA_DONE, FCDP_DELTA_CANCELLED };
 
@@ -60,10 +63,10 @@ typedef struct fcdp_delta {
     fcdp_comm *comm;
     fcdp_delta_state *state;
     fcdp_delta_scratch *scratch;
-    uint32_t object;      /* the trace's */
-    fcdp_trace_span span; /* of FCDP_DELTA_CROSS */
-    fcdp_worker_job jobs[FCDP_DELTA_N_STAGES];
-    uint32_t n, me;         /* members */
+    uint32_t object;                                                       /* the trace's */
+    fcdp_trace_span span;                                                  /* of FCDP_DELTA_CROSS */
+    fcdp_worker_job jobs[FCDP_DELTA_N_STAGES + FCDP_DELTA_MOST_PARTS - 1]; /* last: DECODE's further parts */
+    uint32_t n, me;                                                        /* members */
     uint32_t inter_index;   /* of its stream among those between the nodes; the same on all members */
     uint32_t room;          /* of the scratch's */
     bool by_gain;           /* FCDP_CODEC=auto */
@@ -73,12 +76,18 @@ typedef struct fcdp_delta {
     bool decodes_behind;    /* all members can */
     bool stores;            /* FCDP_DELTA_STORE comes; the gather is done behind it */
     bool fetches_beside;    /* this rank's shards are not there before FCDP_DELTA_JUDGE */
-    bool came;              /* all of it is in the places, or will be behind FCDP_DELTA_JUDGE */
-    bool decoded;           /* the others' bytes, into their places; right or wrong */
-    uint64_t base_name;     /* 0: the base is read for it */
-    uint64_t brings;        /* a fingerprint of which bytes: fcdp_delta_named's cuts */
-    uint64_t name;          /* by a verdict on which all members agree; 0: by none */
-    size_t wire_bytes;      /* of differences, which are in the scratch; 0: the shards have crossed whole */
+    /* Each part comes to the device once it is decoded, right or wrong; and by these, which the device reads
+     * behind FCDP_DELTA_JUDGE, once more if it was wrong. NULL: all of it comes then */
+    fcdp_copy_if_task *copies;
+    size_t n_copies;
+    unsigned n_parts, n_decoded; /* FCDP_DELTA_DECODE comes so many times; and has been */
+    bool malformed;              /* some part */
+    bool mends;         /* what came is wrong; FCDP_DELTA_MEND puts what crossed whole to the places */
+    bool came;          /* all of it is in the places, or will be behind FCDP_DELTA_JUDGE */
+    uint64_t base_name; /* 0: the base is read for it */
+    uint64_t brings;    /* a fingerprint of which bytes: fcdp_delta_named's cuts */
+    uint64_t name;      /* by a verdict on which all members agree; 0: by none */
+    size_t wire_bytes;  /* of differences, which are in the scratch; 0: the shards have crossed whole */
     fcdp_rounding rounding;
     uint64_t encode_ns;
     double decode_ns; /* a byte */
@@ -95,22 +104,27 @@ typedef struct fcdp_delta_staged {
     char *own, *slots, *places, *base;
 } fcdp_delta_staged;
 
-/* ---- delta_device.c; the thread that enqueues calls them, in this order ---- */
+/* ---- delta_device.c; the thread that enqueues calls them, in this order; own bases are acquired ---- */
 
-/* Decides what the device encodes. Until the second call no other thread takes the own bases' pages. */
+/* Decides what the device encodes. */
 void fcdp__delta_encoder_begin(fcdp_delta *d, const fcdp_delta_cut *cuts);
-void fcdp__delta_encoder_end(const fcdp_delta *d, fcdp_status status);
-/* In between: page-locked memory for all of the gather; then the encoder's launch, and the copies of this
- * rank's shards. */
-fcdp_status fcdp__delta_staged_reserve(fcdp_delta *d, fcdp_stream inter,
-                                       fcdp_delta_staged *staged_out) FCDP_MUST_CHECK;
+/* Page-locked memory for all of the gather. */
+fcdp_status fcdp__delta_staged_reserve(fcdp_delta *d, fcdp_delta_staged *staged_out) FCDP_MUST_CHECK;
+/* Where the shards are fetched beside the turn: whether parts come before the verdict. */
+void fcdp__delta_copies_begin(fcdp_delta *d, const fcdp_delta_cut *cuts);
+/* The encoder's launch, and the copies of this rank's shards. */
 fcdp_status fcdp__delta_shards_fetch(const fcdp_delta *d, const fcdp_delta_cut *cuts,
                                      fcdp_stream inter) FCDP_MUST_CHECK;
 /* Behind this, on `stream`, the places may be written. */
 fcdp_status fcdp__delta_places_await(const fcdp_delta *d, fcdp_stream stream) FCDP_MUST_CHECK;
-/* To the device. */
-fcdp_status fcdp__delta_places_bring(const fcdp_delta *d, const fcdp_delta_cut *cuts,
-                                     fcdp_stream bring) FCDP_MUST_CHECK;
+/* What comes to the device: a part of the others' shards (part 0 of 1 is all of them), and this rank's
+ * own. */
+fcdp_status fcdp__delta_part_bring(const fcdp_delta *d, const fcdp_delta_cut *cuts, unsigned part,
+                                   fcdp_stream bring) FCDP_MUST_CHECK;
+fcdp_status fcdp__delta_own_bring(const fcdp_delta *d, const fcdp_delta_cut *cuts,
+                                  fcdp_stream bring) FCDP_MUST_CHECK;
+/* And behind the verdict once more all of the others', if they were wrong. */
+fcdp_status fcdp__delta_copies_launch(const fcdp_delta *d, fcdp_stream bring) FCDP_MUST_CHECK;
 /* The gather is done: what it kept is known. */
 void fcdp__own_bases_learn(const fcdp_delta *d);
 
@@ -132,6 +146,27 @@ static inline char *fcdp__delta_host_row(const fcdp_delta_extent *of, uint32_t c
            member * of->host_stride_bytes;
 }
 
+/* ---- parts ---- */
+
+/* Bytes of one member's cut, whole pieces but for the cut's last one; the first of these is the member's
+ * piece `piece`. */
+typedef struct fcdp_delta_run {
+    uint32_t member, cut;
+    size_t begin, end, piece;
+} fcdp_delta_run;
+
+/* Over the pieces of the members but this one, member by member and cut by cut. */
+typedef struct fcdp_delta_walk {
+    const fcdp_delta *d;
+    size_t first, until;  /* of these pieces */
+    size_t at, in_member; /* of those before the row that comes next */
+    uint32_t member, cut; /* the row */
+} fcdp_delta_walk;
+
+/* Share `i` of `n` of a part. */
+fcdp_delta_walk fcdp__delta_walk(const fcdp_delta *d, unsigned part, unsigned i, unsigned n);
+bool fcdp__delta_walk_next(fcdp_delta_walk *walk, fcdp_delta_run *run_out);
+
 /* ---- what the host does in the streams' order, of delta_exchange.c ---- */
 
 /* All are of an fcdp_delta; all but the last are on the gather's stream. This encodes this rank's shards,
@@ -139,9 +174,12 @@ static inline char *fcdp__delta_host_row(const fcdp_delta_extent *of, uint32_t c
 void fcdp__delta_encode_run(void *gather);
 /* In the lane's turn. */
 void fcdp__delta_cross_run(void *gather);
-/* Where it may part, behind the turn. Behind the second one the places have the bytes of all members. */
+/* Where it may part, behind the turn: the next part; all of them. Behind the second one the places have the
+ * bytes of all members. */
 void fcdp__delta_decode_run(void *gather);
 void fcdp__delta_judge_run(void *gather);
+/* With copies, behind those of the parts: not before may the places be written anew. */
+void fcdp__delta_mend_run(void *gather);
 /* From the places to every copy of the groups' host memory. */
 void fcdp__delta_store_run(void *gather);
 

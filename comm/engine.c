@@ -238,16 +238,11 @@ fcdp_status fcdp_engine_check(fcdp_engine *engine) {
     return status;
 }
 
-/* The copy streams last: what they wait for is done then. */
 fcdp_status fcdp_engine_drain(fcdp_engine *engine) {
     fcdp_status status = fcdp__engine_check_process(engine, "the engine");
     uint64_t start_ns = fcdp__trace_start();
-    for (fcdp_stream_set *set = engine->sets; set && !status; set = set->next) {
-        for (int i = 0; i < FCDP_N_STREAMS && !status; i++)
-            status = fcdp__driver_stream_sync(engine->drv, set->streams[i]);
-        for (int d = 0; d < FCDP_N_DIRECTIONS && !status; d++)
-            status = fcdp__driver_stream_sync(engine->drv, set->copies[d]);
-    }
+    for (fcdp_stream_set *set = engine->sets; set && !status; set = set->next)
+        status = fcdp__stream_set_drain(set);
     fcdp__host_wait_trace(start_ns, FCDP_CAUSE_FOR_END);
     if (!status) fcdp__engine_trace_poll(engine, 0);
     fcdp_status known = fcdp_engine_check(engine); /* it says more */

@@ -37,7 +37,7 @@ static void group_free(fcdp_group *group) {
     free(group->stale);
     free(group->votes);
     free(group->read_pieces);
-    free(group->own.extents);
+    fcdp__own_group_free(&group->own, group->comm->engine->drv);
     free(group->name);
     free(group);
 }

@@ -219,6 +219,8 @@ fcdp_gather_counts fcdp__gathers_counted(const fcdp_counts *counts);
 fcdp_status fcdp__stream_set_create(fcdp_engine *engine, const fcdp_stream *copies,
                                     fcdp_stream_set **set_out) FCDP_MUST_CHECK;
 void fcdp__stream_sets_destroy(fcdp_engine *engine);
+/* The host waits for all that is on its streams, and what workers do for them. */
+fcdp_status fcdp__stream_set_drain(fcdp_stream_set *set) FCDP_MUST_CHECK;
 
 /* Inputs of what is stale, for a begin or to be gathered together, which comes next. *stream: the current
  * one, replaced by the one behind which they are read. */

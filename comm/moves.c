@@ -20,6 +20,7 @@
  *
  *     caller's stream: written -> inter: encode; in the lane's turn: exchange; decode; compare
  *                          -> h2d: what came, and within the device own shards -> crossed
+ *                             (or each part once it is decoded, and all of it once more if it was wrong)
  *                          -> d2h: by the host: store own lane's pieces, words
  *                      written -> fetch: own shards, which come to `inter` before it compares them, or, where
  *                          the host encodes, before that
@@ -380,9 +381,8 @@ static bool comes_in_place(const fcdp_use *use) {
 
 /* Copy this rank's stale shards into the region, then all-gather them with the ranks of the same local index;
  * or what of them differs from the last gather (delta.h). That comes to a device on the stream of copies
- * there, in the order of the uses: until then the gather need not wait for the pages, and once it is over the
- * link its stream is free for the next one. A restore of the same spans runs first: it would overwrite
- * them. */
+ * there, in the order of the uses: until then the gather need not wait for the pages. A restore of the same
+ * spans runs first: it would overwrite them. */
 static fcdp_status inter_step(fcdp_use *use) {
     fcdp_group *group = use->group;
     const fcdp_topology *topology = &group->comm->topology;

@@ -63,18 +63,24 @@ static void memory_try_free(fcdp_stream_set *set, bool waits) {
         fcdp__log(FCDP_LOG_WARN, "the own bases stay for now: %s", fcdp_error_text());
 }
 
-/* Acquired, and no stream uses them. */
+/* Acquired, without pages. Launches of the copies may still read them. */
+static fcdp_status tasks_await(fcdp_stream_set *set) {
+    return set->own_bases.tasks.at ? fcdp__stream_set_drain(set) : FCDP_OK;
+}
+
+/* And nothing uses them. */
 static void tasks_free(fcdp_stream_set *set) {
     if (fcdp__pinned_destroy(set->engine->drv, &set->own_bases.tasks))
         fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
 }
 
+/* Those of all groups are laid anew. */
 static fcdp_status tasks_reserve(fcdp_stream_set *set, size_t n) {
     fcdp_own_bases *own = &set->own_bases;
-    if (own->tasks.bytes >= n * sizeof(fcdp_delta_task)) return FCDP_OK;
+    fcdp_status status = tasks_await(set);
+    if (status || own->tasks.bytes >= n * sizeof(fcdp_own_task)) return status;
     tasks_free(set);
-    return fcdp__pinned_create(set->engine->drv, n * sizeof(fcdp_delta_task), "tasks of the encoder",
-                               &own->tasks);
+    return fcdp__pinned_create(set->engine->drv, n * sizeof(fcdp_own_task), "tasks of kernels", &own->tasks);
 }
 
 /* FCDP_PENDING: other things want the pages, or soon may: tensors take what is spare before they ask for what
@@ -96,10 +102,11 @@ static fcdp_status memory_take(fcdp_stream_set *set, size_t n_pages, size_t n_ta
  * gathered once, mostly. False: no memory. */
 static bool group_place(fcdp_group *group, uint64_t generation, size_t *bytes, size_t *n_tasks) {
     fcdp_own_group *own = &group->own;
-    uint32_t n = group->layout->n_extents;
+    uint32_t n = group->layout->n_extents, n_others = group->comm->topology.n_nodes - 1;
+    size_t n_copies = 0;
     if (generation && !own->extents) own->extents = calloc(n, sizeof *own->extents);
     if (generation && !own->extents) return false;
-    if (generation) own->generation = generation, own->first_task = *n_tasks;
+    if (generation) own->generation = generation, own->first_task = *n_tasks, own->copies_are_lost = false;
     for (uint32_t i = 0; i < n; i++) {
         size_t shard_bytes = group->layout->extents[i].shard_bytes;
         bool has_place = group->layout->extents[i].span == FCDP_SPAN_TRAINABLE;
@@ -107,7 +114,10 @@ static bool group_place(fcdp_group *group, uint64_t generation, size_t *bytes, s
         if (!has_place) continue;
         *bytes += fcdp__round_up(shard_bytes, 16);
         *n_tasks += fcdp__delta_tasks_of(shard_bytes);
+        n_copies += n_others * fcdp__copy_if_tasks_of(shard_bytes);
     }
+    if (generation) own->first_copy = *n_tasks;
+    *n_tasks += n_copies;
     return true;
 }
 
@@ -130,6 +140,10 @@ bool fcdp__own_bases_kernel(fcdp_stream_set *set) {
         fcdp_status status = fcdp__driver_kernel_load(set->engine->drv, &fcdp__delta_kernel, &own->kernel);
         if (status) fcdp__log(FCDP_LOG_INFO, "the host encodes differences: %s", fcdp_error_text());
         own->has_kernel = status ? FCDP_KERNEL_LACKS : FCDP_KERNEL_LOADED;
+        if (!status)
+            status = fcdp__driver_kernel_load(set->engine->drv, &fcdp__copy_if_kernel, &own->copy_if);
+        own->has_copy_if = !status;
+        if (status) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     }
     if (own->lacks_memory) memory_try_free(set, false);
     return own->has_kernel == FCDP_KERNEL_LOADED && !own->lacks_memory;
@@ -153,7 +167,7 @@ bool fcdp__own_bases_reserve(fcdp_group *group) {
         bool made = places_make(set, own->generation, &bytes, &n_tasks);
         /* a group that another thread has made meanwhile has no room */
         bool fits = bytes <= own->pages.n_pages * page_bytes &&
-                    n_tasks * sizeof(fcdp_delta_task) <= own->tasks.bytes;
+                    n_tasks * sizeof(fcdp_own_task) <= own->tasks.bytes;
         if (made && fits) return group->own.generation == own->generation;
         own->generation++; /* these places are void, also if the pages stay */
         memory_try_free(set, true);
@@ -166,6 +180,30 @@ bool fcdp__own_bases_reserve(fcdp_group *group) {
 fcdp_dptr fcdp__own_base_at(const fcdp_group *group, uint32_t extent) {
     return fcdp__dptr_add(fcdp__vrange_base(group->comm->set->own_bases.pages.range),
                           group->own.extents[extent].offset_bytes);
+}
+
+fcdp_copy_if_task *fcdp__own_copies_take(fcdp_group *group) {
+    fcdp_own_bases *bases = &group->comm->set->own_bases;
+    fcdp_own_group *own = &group->own;
+    fcdp_driver *drv = group->comm->engine->drv;
+    if (!bases->has_copy_if || own->copies_are_lost) return NULL;
+    fcdp_status status = own->copied ? fcdp__driver_event_sync(drv, own->copied)
+                                     : fcdp__driver_event_create_blocking(drv, &own->copied);
+    if (status) {
+        fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+        return NULL;
+    }
+    own->copies_are_lost = true;
+    return &((fcdp_own_task *)(void *)bases->tasks.at + own->first_copy)->copy;
+}
+
+void fcdp__own_bases_fail(fcdp_stream_set *set) {
+    if (set->own_bases.pages.range) set->own_bases.incomplete = true;
+}
+
+void fcdp__own_group_free(fcdp_own_group *own, fcdp_driver *drv) {
+    if (own->copied) fcdp__driver_event_destroy(drv, own->copied);
+    free(own->extents);
 }
 
 /* ---- who else wants the pages ---- */
@@ -181,7 +219,7 @@ void fcdp__own_bases_begin_pass(fcdp_stream_set *set) {
 void fcdp__own_bases_trim(fcdp_stream_set *set) {
     fcdp__own_bases_acquire(&set->own_bases);
     memory_try_free(set, true);
-    if (!set->own_bases.pages.range) tasks_free(set);
+    if (!set->own_bases.pages.range && !tasks_await(set)) tasks_free(set);
     fcdp__own_bases_release(&set->own_bases);
 }
 
@@ -206,6 +244,8 @@ size_t fcdp__own_bases_idle(fcdp_stream_set *set) {
 void fcdp__own_bases_destroy(fcdp_stream_set *set) {
     fcdp_own_bases *own = &set->own_bases;
     if (set->engine->drv && (own->pages.range || own->tasks.at)) fcdp__own_bases_trim(set);
+    if (own->tasks.at) tasks_free(set); /* the device is no more */
     if (own->has_kernel == FCDP_KERNEL_LOADED) fcdp__driver_kernel_unload(set->engine->drv, &own->kernel);
+    if (own->has_copy_if) fcdp__driver_kernel_unload(set->engine->drv, &own->copy_if);
     fcdp__lent_destroy(&own->pages);
 }

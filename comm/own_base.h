@@ -1,5 +1,6 @@
 /* own_base.h - this rank's shards as its last gather sent them, kept on the device: the base from which a
- * kernel encodes the next differences (codec_kernel.h), where the base of all members is in host memory.
+ * kernel encodes the next differences (codec_kernel.h), where the base of all members is in host memory. And
+ * the tasks of that kernel, and of the one that copies once more what came wrong (copy_if.h).
  *
  * Of what is trainable, they are W/G bytes of the device, of pages that nothing else wants: none are
  * reclaimed for them, as many more must be spare, and a taker that lacks pages gets theirs. Without them the
@@ -18,6 +19,7 @@
 
 #include "alloc/pinned.h"
 #include "comm/codec_kernel.h"
+#include "comm/copy_if.h"
 #include "comm/engine.h"
 #include "comm/lent.h"
 
@@ -26,7 +28,7 @@ typedef struct fcdp_group fcdp_group;
 
 typedef struct fcdp_own_bases {
     fcdp_lent pages;
-    /* Of fcdp_delta_task: each group's own, as its last gather has ended. They outlast the pages */
+    /* fcdp_own_task: each group's own, as its last gather has ended. They outlast the pages */
     fcdp_pinned tasks;
     uint64_t generation; /* raised when the pages come: what groups know of others is void */
     unsigned n_rests;    /* passes to come in which they are not asked for */
@@ -34,7 +36,15 @@ typedef struct fcdp_own_bases {
     enum { FCDP_KERNEL_UNTRIED, FCDP_KERNEL_LOADED, FCDP_KERNEL_LACKS } has_kernel;
     bool lacks_memory; /* for what the kernel writes */
     fcdp_kernel kernel;
+    bool has_copy_if; /* with the kernel */
+    fcdp_kernel copy_if;
 } fcdp_own_bases;
+
+typedef union fcdp_own_task {
+    fcdp_delta_task encode;
+    fcdp_copy_if_task copy;
+} fcdp_own_task;
+_Static_assert(sizeof(fcdp_delta_task) == sizeof(fcdp_copy_if_task), "a kernel's tasks follow one another");
 
 /* Of one extent. */
 typedef struct fcdp_own_base {
@@ -46,9 +56,11 @@ typedef struct fcdp_own_base {
 
 /* A group's. */
 typedef struct fcdp_own_group {
-    uint64_t generation; /* of all this; 0: it has none */
-    size_t first_task;
-    fcdp_own_base *extents; /* NULL: none yet */
+    uint64_t generation;           /* of all this; 0: it has none */
+    size_t first_task, first_copy; /* those that encode its shards, and that copy the other members' */
+    fcdp_own_base *extents;        /* NULL: none yet */
+    fcdp_event copied;             /* behind the copies' last launch; NULL: there was none */
+    bool copies_are_lost;          /* there may be a launch behind `copied`: they are used no more */
 } fcdp_own_group;
 
 void fcdp__own_bases_init(fcdp_own_bases *own);
@@ -67,6 +79,14 @@ void fcdp__own_bases_lack(fcdp_stream_set *set);
 bool fcdp__own_bases_reserve(fcdp_group *group);
 /* Acquired and reserved. */
 fcdp_dptr fcdp__own_base_at(const fcdp_group *group, uint32_t extent);
+
+/* Acquired and reserved: the group's tasks of copies. The host waits until the last launch has read them.
+ * NULL: they cannot be used. Else they are lost, unless the caller has launched and recorded `copied`. */
+fcdp_copy_if_task *fcdp__own_copies_take(fcdp_group *group);
+/* Acquired: a gather has failed half way. */
+void fcdp__own_bases_fail(fcdp_stream_set *set);
+/* The group ends. */
+void fcdp__own_group_free(fcdp_own_group *own, fcdp_driver *drv);
 
 /* A pass begins. */
 void fcdp__own_bases_begin_pass(fcdp_stream_set *set);

@@ -85,6 +85,20 @@ void fcdp__stream_sets_destroy(fcdp_engine *engine) {
     }
 }
 
+/* The copy streams last: what they wait for is done then. */
+fcdp_status fcdp__stream_set_drain(fcdp_stream_set *set) {
+    fcdp_driver *drv = set->engine->drv;
+    fcdp_status status = FCDP_OK;
+    for (int i = 0; i < FCDP_N_STREAMS && !status; i++)
+        status = fcdp__driver_stream_sync(drv, set->streams[i]);
+    for (int d = 0; d < FCDP_N_DIRECTIONS && !status; d++)
+        status = fcdp__driver_stream_sync(drv, set->copies[d]);
+    if (status) return status;
+    for (int i = 0; i < FCDP_N_INTER; i++) fcdp__worker_drain(set->workers[i]);
+    fcdp__worker_drain(set->storer);
+    return FCDP_OK;
+}
+
 /* The first set made lies last, and is the first to serve again. */
 static fcdp_stream_set *idle_set(fcdp_engine *engine) {
     fcdp_stream_set *idle = NULL;

@@ -17,6 +17,7 @@
 #include "tests/log_text.h"
 
 enum { N_GROUPS = 4, N_STEPS = 4 };
+static uint32_t n_groups = N_GROUPS;
 static int n_steps = N_STEPS;
 static bool forwards_alone; /* no backward restores a group, for which ranks that keep it would store it */
 static bool abreast;        /* hub.h */
@@ -26,17 +27,18 @@ typedef struct world {
     const char *name;
     bool on_device; /* the model computes there, whose memory is not the host's */
     fcdp_restore_mode restore;
+    unsigned n_parts; /* that come to the device before the verdict */
 } world;
-static const world worlds[] = {{"on the host", false, FCDP_RESTORE_WHOLE},
-                               {"on a device", true, FCDP_RESTORE_WHOLE},
-                               {"on the host, by slices", false, FCDP_RESTORE_SLICE},
-                               {"on a device, by slices", true, FCDP_RESTORE_SLICE}};
+static const world worlds[] = {{"on the host", false, FCDP_RESTORE_WHOLE, 0},
+                               {"on a device", true, FCDP_RESTORE_WHOLE, FCDP_DELTA_MOST_PARTS},
+                               {"on the host, by slices", false, FCDP_RESTORE_SLICE, 0},
+                               {"on a device, by slices", true, FCDP_RESTORE_SLICE, 1}};
 static const world *here;
 
 static cluster_config make_config(uint32_t n_nodes, uint32_t node_size) {
     cluster_config config = {.n_nodes = n_nodes,
                              .node_size = node_size,
-                             .n_groups = N_GROUPS,
+                             .n_groups = n_groups,
                              .restore = here->restore,
                              .mapping = FCDP_MAPPING_SLOTS,
                              .prefetch = 1,
@@ -44,7 +46,7 @@ static cluster_config make_config(uint32_t n_nodes, uint32_t node_size) {
                              .deltas = true,
                              .alike = true,
                              .device_budget_bytes = 40 * (size_t)PAGE_BYTES};
-    for (uint32_t g = 0; g < N_GROUPS; g++) /* trainable, and in half of them frozen beside it */
+    for (uint32_t g = 0; g < n_groups; g++) /* trainable, and in half of them frozen beside it */
         config.groups[g] = (group_spec){2, {{30000 + 100 * g, 1}, {g == N_GROUPS - 1 ? 6001 : 6004, g % 2}}};
     return config;
 }
@@ -119,15 +121,15 @@ static void own_place_lose(const member *m, const mishap *what) {
 
 static void job_body(member *m, void *arg) {
     mishap *what = arg;
-    for (uint32_t g = 0; g < N_GROUPS; g++) MUST(!member_step(m, g, all_extents, true));
+    for (uint32_t g = 0; g < n_groups; g++) MUST(!member_step(m, g, all_extents, true));
     for (int pass = 0; pass < 2 * n_steps; pass++) {
         bool back = pass % 2;
         if (!back)
             member_begin_forward(m);
         else if (!forwards_alone)
             member_begin_backward(m);
-        for (uint32_t k = 0; k < N_GROUPS && !(back && forwards_alone); k++) {
-            uint32_t g = back ? N_GROUPS - 1 - k : k;
+        for (uint32_t k = 0; k < n_groups && !(back && forwards_alone); k++) {
+            uint32_t g = back ? n_groups - 1 - k : k;
             bool happens = what && k == 0 && pass == 2 * what->step && what->rank == m->topology.rank;
             if (what && (what->before || here->on_device) && k == 0) meet(m, what);
             if (happens && what->before) what->happens(m, what);
@@ -181,6 +183,7 @@ typedef struct outcome {
     uint64_t n_by_device;                     /* of a rank's differences */
     /* Of the groups' last gathers: whose base had a name; whose shards were fetched beside the turn */
     uint64_t n_named, n_beside;
+    uint64_t n_parts; /* and which came to the device by so many parts before the verdict */
 } outcome;
 
 static outcome run(const cluster_config *config, mishap *what, long spoil_at, size_t spoil_byte) {
@@ -203,6 +206,7 @@ static outcome run(const cluster_config *config, mishap *what, long spoil_at, si
             const fcdp_delta *last = m->groups[g] ? m->groups[g]->delta.last : NULL;
             result.n_named += last && last->base_name;
             result.n_beside += last && last->fetches_beside;
+            result.n_parts += last && last->copies ? last->n_parts : 0;
         }
     }
     assert_int_equal(result.sent, c->hub.inter_bytes_sent);
@@ -252,6 +256,7 @@ static void test_fewer_bytes_cross(void **state) {
                          way % 2 == 0;
         assert_int_equal(differences.n_named, of_others ? 0 : n_ranks * N_GROUPS);
         assert_int_equal(differences.n_beside, here->on_device ? n_ranks * N_GROUPS : 0);
+        assert_int_equal(differences.n_parts, n_ranks * N_GROUPS * here->n_parts);
         assert_int_equal(different.n_named, 0);
         assert_int_equal(different.n_deltas, 0);
         assert_int_equal(different.n_whole, n);
@@ -319,18 +324,22 @@ static void test_a_changed_base_crosses_whole(void **state) {
 }
 
 /* Of two gathers that use the same host memory, the second fetches its shards while what the first has
- * brought is still copied to the device, and they are of different sizes. */
+ * brought is still copied to the device, and they are of different sizes. As many are ahead as take turns in
+ * it, and there are more groups. */
 static void test_gathers_of_other_sizes_follow(void **state) {
     (void)state;
+    enum { N_TURNS = FCDP_DELTA_N_ROOMS * FCDP_N_INTER };
+    n_groups = N_TURNS + 2;
     for (int way = 0; way < 6; way += ways_apart()) {
         cluster_config config = make_config(shapes[way % 3][0], shapes[way % 3][1]);
-        config.prefetch = 2;
+        config.prefetch = N_TURNS;
         for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = way / 3;
-        for (uint32_t g = 0; g < N_GROUPS; g++)
+        for (uint32_t g = 0; g < n_groups; g++)
             config.groups[g].extents[0].shard_bytes = (uint32_t)way % 2 == g / 2 ? 30000 : 50000;
         outcome result = run(&config, NULL, 0, 0);
         assert_int_equal(result.n_whole, 0);
     }
+    n_groups = N_GROUPS;
 }
 
 /* The gather of all of them is ended by the next one. */
@@ -571,6 +580,7 @@ int main(void) {
     for (here = worlds; here < worlds + sizeof worlds / sizeof *worlds; here++) {
         simgpu_reset(); /* all ranks' host functions run one after another: none waits for a peer */
         setenv("FCDP_SIM_SERIAL", here->on_device ? "1" : "0", 1);
+        fcdp__delta_part_bytes = here->n_parts == FCDP_DELTA_MOST_PARTS ? 1 : SIZE_MAX;
         n_failed += cmocka_run_group_tests_name(here->name, tests, NULL, NULL);
     }
     return n_failed;

@@ -297,10 +297,12 @@ static void test_every_driver_call_differences_by_slice(void **state) {
         CUDA_UNKNOWN, 61);
 }
 
-/* From the third gather on a base has a name, so shards are fetched beside the turn. The last gather comes
- * right, or wrong. */
+/* From the third gather on a base has a name, so shards are fetched beside the turn, and what is decoded
+ * comes to the device by parts. The last gather comes right, or wrong. */
 static void test_every_driver_call_differences_of_named_bases(void **state) {
     (void)state;
+    size_t part_bytes = fcdp__delta_part_bytes;
+    fcdp__delta_part_bytes = 1;
     n_steps = 4;
     for (uint32_t way = 0; way < 2; way++) {
         fcdp_restore_mode restore = way ? FCDP_RESTORE_SLICE : FCDP_RESTORE_WHOLE;
@@ -315,6 +317,7 @@ static void test_every_driver_call_differences_of_named_bases(void **state) {
         every_driver_call(config, CUDA_UNKNOWN, 61);
         spoil_at = 0;
     }
+    fcdp__delta_part_bytes = part_bytes;
     n_steps = N_STEPS;
 }
 

@@ -18,7 +18,7 @@ SLICES = {"FCDP_RESTORE": "slice"}
 JOBS = {  # faults_job.py's sets of faults, and the options of each
     "all": {},
     "slices": SLICES,
-    "differences": SLICES | {"FCDP_CODEC": "delta", "FCDP_PREFETCH": "2"},
+    "differences": SLICES | {"FCDP_CODEC": "delta", "FCDP_PREFETCH": "4"},
 }
 
 

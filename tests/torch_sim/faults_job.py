@@ -91,6 +91,12 @@ def trains_one_by_one(device, mesh):
     return trains(device, mesh)
 
 
+@one_by_one
+def trains_more_layers_one_by_one(device, mesh):
+    """Than gathers of differences that take turns in host memory."""
+    return training_job.fsdp2(device, mesh, n_layers=8)[1]
+
+
 @without_fingerprints
 def trains_together_blindly(device, mesh):
     return trains(device, mesh)
@@ -275,12 +281,12 @@ FAULTS_OF_SLICES = {
     "the node's gather does not wait for the copy": (out(WAIT, "node", "h2d"), trains_one_by_one),
     "the store does not wait for the node's gather": (out(WAIT, "d2h", "node"), trains_one_by_one),
 }
-# With FCDP_CODEC=delta, and two groups ahead, too.
+# With FCDP_CODEC=delta, and as many groups ahead as such gathers take turns in host memory, too.
 FAULTS_OF_DIFFERENCES = {
     "shards are judged before they are fetched": (out(WAIT, "inter", "fetch"), trains_one_by_one),
     "shards are fetched before they are written": (out(WAIT, "fetch", "inter"), trains_one_by_one),
-    "differences are decoded to what is still copied": (out(WAIT, "inter", "h2d"), trains_one_by_one),
-    "differences are decoded to what is still stored": (out(WAIT, "inter", "d2h"), trains_one_by_one),
+    "differences are decoded to what is still copied": (out(WAIT, "inter", "h2d"), trains_more_layers_one_by_one),
+    "differences are decoded to what is still stored": (out(WAIT, "inter", "d2h"), trains_more_layers_one_by_one),
     "what has come is copied before it is decoded": (out(WAIT, "h2d", "inter"), trains_one_by_one),
 }
 

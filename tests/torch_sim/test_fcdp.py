@@ -99,7 +99,7 @@ SLICES = {"FCDP_RESTORE": "slice", "FCDP_TRANSPORT": "nccl"}
 FAULTS = {  # a set of faults_job.py's: its options, and how many there are
     "all": ({}, 19),
     "slices": (SLICES, 3),
-    "differences": (SLICES | {"FCDP_CODEC": "delta", "FCDP_PREFETCH": "2"}, 5),
+    "differences": (SLICES | {"FCDP_CODEC": "delta", "FCDP_PREFETCH": "4"}, 5),
 }
 
 
