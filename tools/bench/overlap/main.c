@@ -25,7 +25,7 @@ static const scenario scenarios[N_RESOURCES] = {
 static const scenario moves_as_long = {"budgets", 5, 10, 4, 7.5, 3, 0.25, 50, 10};
 static const scenario moves_and_gathers = {"plans", 5, 10, 4, 7.5, 5, 0.25, 50, 10};
 
-enum { CODEC_SCALE = 4 };
+enum { CODEC_SCALE = 8 };
 static const double CODEC_GBIT = 10; /* of the link that the three scenarios are meant for, with --codec */
 static const double MOST_OVER_BOUND = 1.05;
 
@@ -34,7 +34,7 @@ static const char usage[] =
     "             [--transport net|nccl] [--codec none|delta] [--codec-threads N] [--timelines FOLDER]\n"
     "             [--budgets | --plans]\n"
     "    --steps, --warm   measured, and before them (10, 4; at most 32)\n"
-    "    --scale           all durations are X times as long (1; 4 with --codec delta: meanwhile this "
+    "    --scale           all durations are X times as long (1; 8 with --codec delta: meanwhile this "
     "machine\n"
     "                      does what four ranks' cores would)\n"
     "    --prefetch        FCDP_PREFETCH, groups gathered ahead in forward (2)\n"
