@@ -64,12 +64,12 @@ void bounds_of(const scenario *s, bound bounds_out[N_RESOURCES]) {
                                         .after_ms = link_latency_ms + s->optimizer_ms};
 }
 
-/* A gather of differences (comm/delta.h) first brings what the device has encoded to the host over PCIe. Two
- * exchanges follow: heads and differences. Then the other members' shards come to the device over PCIe, while
- * the members compare. This rank's shards come to the host beside all that, and the host stores what came:
- * nothing is left to store over PCIe, which in forward carries as much one way as the other. What the host
- * computes for a group is to be hidden, so it is in no chain; but where a rank has one core, that computes
- * for one group after another.
+/* A gather of differences (comm/delta.h) begins with two exchanges, of heads and of differences; what the
+ * device writes to the host for these is left out. Then the other members' shards come to the device over
+ * PCIe, while the members compare. This rank's shards come to the host beside all that, and the host stores
+ * what came: nothing is left to store over PCIe, which in forward carries as much one way as the other. What
+ * the host computes for a group is to be hidden, so it is in no chain; but where a rank has one core, that
+ * computes for one group after another.
  *
  * PCIe has something to bring to the device once the first differences have crossed, and loads all groups but
  * the root in backward. Behind the last group that forward brings are its forward and backward, and only then
@@ -77,15 +77,13 @@ void bounds_of(const scenario *s, bound bounds_out[N_RESOURCES]) {
 void codec_bounds_of(const scenario *s, double crossing_ms, double host_ms,
                      bound bounds_out[N_CODEC_BOUNDS]) {
     double shard_ms = s->pcie_ms * NODE_SIZE / N_RANKS, latency_ms = s->link_latency_us / 1e3;
-    double encoded_ms = shard_ms * crossing_ms / s->link_ms;
-    double bring_ms = (N_NODES - 1) * shard_ms, crossed_ms = encoded_ms + crossing_ms + 2 * latency_ms;
+    double bring_ms = (N_NODES - 1) * shard_ms, crossed_ms = crossing_ms + 2 * latency_ms;
     double node_ms = s->node_ms + s->node_latency_us / 1e3;
     double reduce_ms = (double)((N_RANKS - 1) * SHARD_BYTES) / (link_rate(s) * 1e6);
     bounds_of(s, bounds_out);
     bounds_out[RESOURCE_COMPUTE].before_ms = crossed_ms + bring_ms + node_ms;
     bounds_out[RESOURCE_PCIE].before_ms = crossed_ms;
     bounds_out[RESOURCE_PCIE].busy_ms = N_GROUPS * bring_ms + (N_GROUPS - 1) * s->pcie_ms;
-    bounds_out[RESOURCE_LINK].before_ms = encoded_ms;
     bounds_out[RESOURCE_LINK].busy_ms = N_GROUPS * (crossing_ms + reduce_ms);
     bounds_out[RESOURCE_LINK].turn_ms += bring_ms;
     bounds_out[N_RESOURCES] = (bound){.before_ms = crossed_ms,
@@ -93,7 +91,7 @@ void codec_bounds_of(const scenario *s, double crossing_ms, double host_ms,
                                       .turn_ms = node_ms + s->forward_ms + s->backward_ms,
                                       .after_ms = latency_ms + s->optimizer_ms};
     bounds_out[CODEC_BOUND_HOST] = bounds_out[N_RESOURCES];
-    bounds_out[CODEC_BOUND_HOST].before_ms = encoded_ms;
+    bounds_out[CODEC_BOUND_HOST].before_ms = 0;
     bounds_out[CODEC_BOUND_HOST].busy_ms = N_GROUPS * (host_ms + reduce_ms);
     bounds_out[CODEC_BOUND_HOST].turn_ms += bring_ms;
 }
