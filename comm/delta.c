@@ -2,10 +2,11 @@
  * is in delta_exchange.c.
  *
  * What the host does for a gather are stages in its stream's order: it encodes, then in the lane's turn the
- * differences cross; on a device they are decoded and judged behind the turn, and mostly stored, on the
- * stream of copies to the host. There workers do that (alloc/worker.h); where the host computes, host
- * functions do, and decode in the turn. What they read and write lies in device memory where the host
- * computes, and else in page-locked memory, with copies beside them and behind (delta_device.c).
+ * differences cross; on a device they are decoded and judged behind the turn, mended if they are wrong, and
+ * mostly stored, on the stream of copies to the host. There workers do that (alloc/worker.h); where the
+ * host computes, host functions do, and decode in the turn. What they read and write lies in device memory
+ * where the host computes, and else in page-locked memory, with copies beside them and behind
+ * (delta_device.c).
  */
 #include "comm/delta.h"
 

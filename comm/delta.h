@@ -34,10 +34,10 @@
  * where the host needs the shards only to name and store them, those beside it, on a stream of their own. If
  * shards are to cross whole then, they do so behind the turn, with the verdict. Behind the turn, what came of
  * the other members goes from there to its places on the device, and this rank's own shards go there within
- * the device. Where the shards come beside the turn, so does this: part by part, each once it is decoded,
- * while the next one is, and before the verdict, behind which the device reads whether it has to copy all of
- * it once more (copy_if.h). The node's host memory, where the base is, gets all of it from page-locked memory
- * too, by the host: nothing is stored over PCIe, and a use does not wait for this rank's store (where
+ * the device. Where the shards come beside the turn, it goes part by part, each once it is decoded, before
+ * the verdict. If shards cross whole then, they come to the places behind these copies, and the device copies
+ * all of it once more (copy_if.h). The node's host memory, where the base is, gets all of it from page-locked
+ * memory too, by the host: nothing is stored over PCIe, and a use does not wait for this rank's store (where
  * restores are whole, for those of the node's other ranks). Small groups that are gathered together, mapped
  * groups and spans that are stale in part are stored as ever; of the first two, and of what is frozen, the
  * host encodes. Rounded numbers are for models whose compute the host is (host_computes), and whose ranks
@@ -87,8 +87,8 @@ typedef struct fcdp_delta_scratch {
     size_t own_bytes, all_bytes, prints_bytes;
     /* Page-locked, where the device's memory is not the host's: two rooms of own_room_bytes for this rank's
      * shards, which gathers take in turn; what the device has encoded, in slots_room_bytes; two rooms for the
-     * others' places, likewise; then a base that the device alone has. Shards are fetched and encoded while
-     * the last gather's places may still be read, wherever those lie: so no place is ever in these rooms */
+     * others' places, likewise; then a base that the device alone has. Each room has its place whatever the
+     * gather's size: others may still be in use */
     fcdp_pinned staged;
     size_t own_room_bytes, slots_room_bytes, places_room_bytes;
     uint32_t room; /* the last gather's */

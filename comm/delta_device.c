@@ -1,5 +1,5 @@
 /* delta_device.c - a gather of differences where the device's memory is not the host's: copies to page-locked
- * memory and from it, and the encoder on the device.
+ * memory and from it, and what kernels do for it.
  *
  * The device encodes from this rank's own base: in the region, if the base of all members is there, else one
  * that is kept for that (own_base.h). The wire that it makes is used if what it encoded from is of the fill

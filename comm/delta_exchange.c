@@ -414,7 +414,8 @@ static fcdp_status differences_judge(delta *d, fcdp_channel channel, bool *right
     return FCDP_OK;
 }
 
-/* The places have the bytes of all members: they are decoded and right, or cross whole. */
+/* The places have the bytes of all members: they are decoded and right, or cross whole. With copies, these
+ * stay in the scratch, as the parts may be under way from the places. */
 static fcdp_status places_finish(delta *d) {
     fcdp_channel channel = d->decodes_behind ? FCDP_CHANNEL_VERDICT_0 + d->inter_index : FCDP_CHANNEL_TURN;
     bool right = false;

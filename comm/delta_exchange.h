@@ -76,18 +76,19 @@ typedef struct fcdp_delta {
     bool decodes_behind;    /* all members can */
     bool stores;            /* FCDP_DELTA_STORE comes; the gather is done behind it */
     bool fetches_beside;    /* this rank's shards are not there before FCDP_DELTA_JUDGE */
-    /* Each part comes to the device once it is decoded, right or wrong; and by these, which the device reads
-     * behind FCDP_DELTA_JUDGE, once more if it was wrong. NULL: all of it comes then */
+    /* Each part comes to the device once it is decoded, right or wrong. The device reads these behind
+     * FCDP_DELTA_MEND, and copies all of it once more if a stage has set that. NULL: all of it comes behind
+     * FCDP_DELTA_JUDGE, and there is no FCDP_DELTA_MEND */
     fcdp_copy_if_task *copies;
     size_t n_copies;
-    unsigned n_parts, n_decoded; /* FCDP_DELTA_DECODE comes so many times; and has been */
+    unsigned n_parts, n_decoded; /* how often FCDP_DELTA_DECODE comes, and how often it has run */
     bool malformed;              /* some part */
-    bool mends;         /* what came is wrong; FCDP_DELTA_MEND puts what crossed whole to the places */
-    bool came;          /* all of it is in the places, or will be behind FCDP_DELTA_JUDGE */
-    uint64_t base_name; /* 0: the base is read for it */
-    uint64_t brings;    /* a fingerprint of which bytes: fcdp_delta_named's cuts */
-    uint64_t name;      /* by a verdict on which all members agree; 0: by none */
-    size_t wire_bytes;  /* of differences, which are in the scratch; 0: the shards have crossed whole */
+    bool mends;                  /* the shards have crossed whole; FCDP_DELTA_MEND puts them to the places */
+    bool came;                   /* all of it is in the places, or will be behind FCDP_DELTA_JUDGE or _MEND */
+    uint64_t base_name;          /* 0: the base is read for it */
+    uint64_t brings;             /* a fingerprint of which bytes: fcdp_delta_named's cuts */
+    uint64_t name;               /* by a verdict on which all members agree; 0: by none */
+    size_t wire_bytes; /* of differences, which are in the scratch; 0: the shards have crossed whole */
     fcdp_rounding rounding;
     uint64_t encode_ns;
     double decode_ns; /* a byte */
@@ -104,7 +105,7 @@ typedef struct fcdp_delta_staged {
     char *own, *slots, *places, *base;
 } fcdp_delta_staged;
 
-/* ---- delta_device.c; the thread that enqueues calls them, in this order; own bases are acquired ---- */
+/* ---- delta_device.c; the thread that enqueues calls them, in this order, and has acquired own bases ---- */
 
 /* Decides what the device encodes. */
 void fcdp__delta_encoder_begin(fcdp_delta *d, const fcdp_delta_cut *cuts);
@@ -123,9 +124,9 @@ fcdp_status fcdp__delta_part_bring(const fcdp_delta *d, const fcdp_delta_cut *cu
                                    fcdp_stream bring) FCDP_MUST_CHECK;
 fcdp_status fcdp__delta_own_bring(const fcdp_delta *d, const fcdp_delta_cut *cuts,
                                   fcdp_stream bring) FCDP_MUST_CHECK;
-/* And behind the verdict once more all of the others', if they were wrong. */
+/* And behind FCDP_DELTA_MEND once more all of the others', if it wants that. */
 fcdp_status fcdp__delta_copies_launch(const fcdp_delta *d, fcdp_stream bring) FCDP_MUST_CHECK;
-/* The gather is done: what it kept is known. */
+/* Later, and not acquired, as this does it: the gather is done, and what it kept is known. */
 void fcdp__own_bases_learn(const fcdp_delta *d);
 
 static inline bool fcdp__delta_keeps(const fcdp_delta *d) {
@@ -175,7 +176,7 @@ void fcdp__delta_encode_run(void *gather);
 /* In the lane's turn. */
 void fcdp__delta_cross_run(void *gather);
 /* Where it may part, behind the turn: the next part; all of them. Behind the second one the places have the
- * bytes of all members. */
+ * bytes of all members, or the scratch, where copies are. */
 void fcdp__delta_decode_run(void *gather);
 void fcdp__delta_judge_run(void *gather);
 /* With copies, behind those of the parts: not before may the places be written anew. */

@@ -20,7 +20,8 @@
  *
  *     caller's stream: written -> inter: encode; in the lane's turn: exchange; decode; compare
  *                          -> h2d: what came, and within the device own shards -> crossed
- *                             (or each part once it is decoded, and all of it once more if it was wrong)
+ *                             (or each part once it is decoded; behind these and the verdict, `inter` puts
+ *                             what crossed whole to the places, and h2d copies that)
  *                          -> d2h: by the host: store own lane's pieces, words
  *                      written -> fetch: own shards, which come to `inter` before it compares them, or, where
  *                          the host encodes, before that

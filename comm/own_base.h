@@ -1,6 +1,6 @@
 /* own_base.h - this rank's shards as its last gather sent them, kept on the device: the base from which a
  * kernel encodes the next differences (codec_kernel.h), where the base of all members is in host memory. And
- * the tasks of that kernel, and of the one that copies once more what came wrong (copy_if.h).
+ * the tasks of that kernel, and of the one that copies what came whole in the end (copy_if.h).
  *
  * Of what is trainable, they are W/G bytes of the device, of pages that nothing else wants: none are
  * reclaimed for them, as many more must be spare, and a taker that lacks pages gets theirs. Without them the
@@ -12,7 +12,7 @@
  * fingerprint (delta_exchange.c).
  *
  * Of one set of streams, and so of one thread at a time, which has them from fcdp__own_bases_acquire to
- * fcdp__own_bases_release; but the pages, which any thread may reclaim in between.
+ * fcdp__own_bases_release. While no thread has them, any may reclaim the pages.
  */
 #ifndef FCDP_OWN_BASE_H
 #define FCDP_OWN_BASE_H
@@ -81,7 +81,8 @@ bool fcdp__own_bases_reserve(fcdp_group *group);
 fcdp_dptr fcdp__own_base_at(const fcdp_group *group, uint32_t extent);
 
 /* Acquired and reserved: the group's tasks of copies. The host waits until the last launch has read them.
- * NULL: they cannot be used. Else they are lost, unless the caller has launched and recorded `copied`. */
+ * NULL: they cannot be used. Else they are lost until the caller, who has launched and recorded `copied`,
+ * says that they are not. */
 fcdp_copy_if_task *fcdp__own_copies_take(fcdp_group *group);
 /* Acquired: a gather has failed half way. */
 void fcdp__own_bases_fail(fcdp_stream_set *set);

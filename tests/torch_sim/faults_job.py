@@ -285,7 +285,7 @@ FAULTS_OF_SLICES = {
 FAULTS_OF_DIFFERENCES = {
     "shards are judged before they are fetched": (out(WAIT, "inter", "fetch"), trains_one_by_one),
     "shards are fetched before they are written": (out(WAIT, "fetch", "inter"), trains_one_by_one),
-    "differences are decoded to what is still copied": (out(WAIT, "inter", "h2d"), trains_more_layers_one_by_one),
+    "places are written while they are copied": (out(WAIT, "inter", "h2d"), trains_one_by_one),
     "differences are decoded to what is still stored": (out(WAIT, "inter", "d2h"), trains_more_layers_one_by_one),
     "what has come is copied before it is decoded": (out(WAIT, "h2d", "inter"), trains_one_by_one),
 }
