@@ -15,7 +15,7 @@ struct task { /* fcdp_copy_if_task */
 enum { N_THREADS = 256, UNROLLED = 4, PAIR_BYTES = 16 };
 
 extern "C" __global__ void __launch_bounds__(N_THREADS) fcdp_copy_if(struct task *tasks) {
-    __shared__ word shared[4];
+    __shared__ word shared[3];
     const unsigned t = threadIdx.x;
     if (t == 0) {
         volatile struct task *mine = &tasks[blockIdx.x];

@@ -470,9 +470,13 @@ static fcdp_status places_launch(delta *d, const fcdp_delta_cut *cuts, const fcd
 
 /* Behind the verdict. */
 static fcdp_status places_bring(const delta *d, const fcdp_delta_cut *cuts, fcdp_stream bring) {
-    fcdp_status status = d->copies ? fcdp__delta_copies_launch(d, bring)
-                                   : fcdp__delta_own_bring(d, cuts, bring);
-    if (!status && !d->copies) status = fcdp__delta_part_bring(d, cuts, 0, bring);
+    fcdp_status status;
+    if (d->copies) {
+        status = fcdp__own_copies_launch(d->cuts[0].group, d->n_copies, bring);
+    } else {
+        status = fcdp__delta_own_bring(d, cuts, bring);
+        if (!status) status = fcdp__delta_part_bring(d, cuts, 0, bring);
+    }
     return status ? status
                   : fcdp__driver_event_record(d->comm->engine->drv, d->scratch->brought[d->room], bring);
 }

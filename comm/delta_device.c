@@ -208,18 +208,6 @@ void fcdp__delta_copies_begin(delta *d, const fcdp_delta_cut *cuts) {
     d->n_parts = parts_of(d);
 }
 
-fcdp_status fcdp__delta_copies_launch(const delta *d, fcdp_stream bring) {
-    fcdp_driver *drv = d->comm->engine->drv;
-    fcdp_own_group *own = &d->cuts[0].group->own;
-    fcdp_dptr at;
-    fcdp_status status = fcdp__driver_host_dptr(drv, d->copies, &at);
-    if (!status)
-        status = fcdp__driver_launch(drv, &d->comm->set->own_bases.copy_if, at, (uint32_t)d->n_copies, bring);
-    if (!status) status = fcdp__driver_event_record(drv, own->copied, bring);
-    own->copies_are_lost = status != FCDP_OK;
-    return status;
-}
-
 /* By the thread that enqueues: the gather is done. */
 void fcdp__own_bases_learn(const delta *d) {
     fcdp_own_bases *bases = &d->comm->set->own_bases;

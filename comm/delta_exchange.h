@@ -63,10 +63,11 @@ typedef struct fcdp_delta {
     fcdp_comm *comm;
     fcdp_delta_state *state;
     fcdp_delta_scratch *scratch;
-    uint32_t object;                                                       /* the trace's */
-    fcdp_trace_span span;                                                  /* of FCDP_DELTA_CROSS */
-    fcdp_worker_job jobs[FCDP_DELTA_N_STAGES + FCDP_DELTA_MOST_PARTS - 1]; /* last: DECODE's further parts */
-    uint32_t n, me;                                                        /* members */
+    uint32_t object;      /* the trace's */
+    fcdp_trace_span span; /* of FCDP_DELTA_CROSS */
+    /* of each stage; then of FCDP_DELTA_DECODE's parts but the first */
+    fcdp_worker_job jobs[FCDP_DELTA_N_STAGES + FCDP_DELTA_MOST_PARTS - 1];
+    uint32_t n, me;         /* members */
     uint32_t inter_index;   /* of its stream among those between the nodes; the same on all members */
     uint32_t room;          /* of the scratch's */
     bool by_gain;           /* FCDP_CODEC=auto */
@@ -124,8 +125,6 @@ fcdp_status fcdp__delta_part_bring(const fcdp_delta *d, const fcdp_delta_cut *cu
                                    fcdp_stream bring) FCDP_MUST_CHECK;
 fcdp_status fcdp__delta_own_bring(const fcdp_delta *d, const fcdp_delta_cut *cuts,
                                   fcdp_stream bring) FCDP_MUST_CHECK;
-/* And behind FCDP_DELTA_MEND once more all of the others', if it wants that. */
-fcdp_status fcdp__delta_copies_launch(const fcdp_delta *d, fcdp_stream bring) FCDP_MUST_CHECK;
 /* Later, and not acquired, as this does it: the gather is done, and what it kept is known. */
 void fcdp__own_bases_learn(const fcdp_delta *d);
 

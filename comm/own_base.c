@@ -140,10 +140,8 @@ bool fcdp__own_bases_kernel(fcdp_stream_set *set) {
         fcdp_status status = fcdp__driver_kernel_load(set->engine->drv, &fcdp__delta_kernel, &own->kernel);
         if (status) fcdp__log(FCDP_LOG_INFO, "the host encodes differences: %s", fcdp_error_text());
         own->has_kernel = status ? FCDP_KERNEL_LACKS : FCDP_KERNEL_LOADED;
-        if (!status)
-            status = fcdp__driver_kernel_load(set->engine->drv, &fcdp__copy_if_kernel, &own->copy_if);
-        own->has_copy_if = !status;
-        if (status) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+        if (!status && fcdp__driver_kernel_load(set->engine->drv, &fcdp__copy_if_kernel, &own->copy_if))
+            fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     }
     if (own->lacks_memory) memory_try_free(set, false);
     return own->has_kernel == FCDP_KERNEL_LOADED && !own->lacks_memory;
@@ -182,11 +180,15 @@ fcdp_dptr fcdp__own_base_at(const fcdp_group *group, uint32_t extent) {
                           group->own.extents[extent].offset_bytes);
 }
 
+static fcdp_copy_if_task *copies_of(const fcdp_group *group) {
+    const fcdp_own_bases *bases = &group->comm->set->own_bases;
+    return &((fcdp_own_task *)(void *)bases->tasks.at + group->own.first_copy)->copy;
+}
+
 fcdp_copy_if_task *fcdp__own_copies_take(fcdp_group *group) {
-    fcdp_own_bases *bases = &group->comm->set->own_bases;
     fcdp_own_group *own = &group->own;
     fcdp_driver *drv = group->comm->engine->drv;
-    if (!bases->has_copy_if || own->copies_are_lost) return NULL;
+    if (!group->comm->set->own_bases.copy_if.function || own->copies_are_lost) return NULL;
     fcdp_status status = own->copied ? fcdp__driver_event_sync(drv, own->copied)
                                      : fcdp__driver_event_create_blocking(drv, &own->copied);
     if (status) {
@@ -194,7 +196,18 @@ fcdp_copy_if_task *fcdp__own_copies_take(fcdp_group *group) {
         return NULL;
     }
     own->copies_are_lost = true;
-    return &((fcdp_own_task *)(void *)bases->tasks.at + own->first_copy)->copy;
+    return copies_of(group);
+}
+
+fcdp_status fcdp__own_copies_launch(fcdp_group *group, size_t n, fcdp_stream stream) {
+    fcdp_driver *drv = group->comm->engine->drv;
+    const fcdp_kernel *kernel = &group->comm->set->own_bases.copy_if;
+    fcdp_dptr at;
+    fcdp_status status = fcdp__driver_host_dptr(drv, copies_of(group), &at);
+    if (!status) status = fcdp__driver_launch(drv, kernel, at, (uint32_t)n, stream);
+    if (!status) status = fcdp__driver_event_record(drv, group->own.copied, stream);
+    group->own.copies_are_lost = status != FCDP_OK;
+    return status;
 }
 
 void fcdp__own_bases_fail(fcdp_stream_set *set) {
@@ -246,6 +259,6 @@ void fcdp__own_bases_destroy(fcdp_stream_set *set) {
     if (set->engine->drv && (own->pages.range || own->tasks.at)) fcdp__own_bases_trim(set);
     if (own->tasks.at) tasks_free(set); /* the device is no more */
     if (own->has_kernel == FCDP_KERNEL_LOADED) fcdp__driver_kernel_unload(set->engine->drv, &own->kernel);
-    if (own->has_copy_if) fcdp__driver_kernel_unload(set->engine->drv, &own->copy_if);
+    fcdp__driver_kernel_unload(set->engine->drv, &own->copy_if);
     fcdp__lent_destroy(&own->pages);
 }

@@ -36,8 +36,7 @@ typedef struct fcdp_own_bases {
     enum { FCDP_KERNEL_UNTRIED, FCDP_KERNEL_LOADED, FCDP_KERNEL_LACKS } has_kernel;
     bool lacks_memory; /* for what the kernel writes */
     fcdp_kernel kernel;
-    bool has_copy_if; /* with the kernel */
-    fcdp_kernel copy_if;
+    fcdp_kernel copy_if; /* loaded with the kernel, unless the driver lacks it */
 } fcdp_own_bases;
 
 typedef union fcdp_own_task {
@@ -81,9 +80,9 @@ bool fcdp__own_bases_reserve(fcdp_group *group);
 fcdp_dptr fcdp__own_base_at(const fcdp_group *group, uint32_t extent);
 
 /* Acquired and reserved: the group's tasks of copies. The host waits until the last launch has read them.
- * NULL: they cannot be used. Else they are lost until the caller, who has launched and recorded `copied`,
- * says that they are not. */
+ * NULL: they cannot be used. Else they are lost, unless the caller launches the first n of them. */
 fcdp_copy_if_task *fcdp__own_copies_take(fcdp_group *group);
+fcdp_status fcdp__own_copies_launch(fcdp_group *group, size_t n, fcdp_stream stream) FCDP_MUST_CHECK;
 /* Acquired: a gather has failed half way. */
 void fcdp__own_bases_fail(fcdp_stream_set *set);
 /* The group ends. */
