@@ -40,13 +40,13 @@ overlap: measures how much of its traffic the engine hides. It trains 16 groups 
 each rank a process, on the simulated device and network. Their rates are set so that a step is bound by compute, by
 PCIe, or by the link between the nodes. For each bound it prints the step's time over the least that is possible (the
 busiest resource, and the begin and end that nothing hides), and what the steady state costs in driver calls and
-waits. Timelines and pictures are in build/overlap. Half a minute, with --codec delta six; no GPU is used.
+waits. Timelines and pictures are in build/overlap. Half a minute; no GPU is used.
   --mapping exact    maps and unmaps pages at each use
   --prefetch 0       gathers nothing ahead
   --transport nccl   uses NCCL's entry points, of a double
   --codec delta      sends exact differences (FCDP_CODEC=delta), and bounds count their bytes. It also prints a step that
                      compute binds over the same without the codec, for links of 1, 10 and 25 Gbit/s. It ends with 1
-                     where a step takes more than 1.05 of its bound, or 1.02 of the one without. Six minutes
+                     where a step takes more than 1.05 of its bound, or 1.02 of the one without. Seven minutes
   --budgets          instead: FCDP_POLICY=next-use with all groups on the device, and with less and less room for them,
                      where a step's moves over PCIe take as long as its compute; with prefetch and without. It ends with
                      1 where a step takes more than 1.05 of the first one at 50 % of W, or 1.15 with no room. A minute
